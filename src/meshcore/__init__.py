@@ -1,0 +1,1 @@
+"""Distributed training memory for PyTorch and JAX: meshes, chunks, exact accounting."""
