@@ -20,7 +20,7 @@ from meshcore.layout import ChunkLayout, Slot
 from meshcore.ledger import Category
 from meshcore.pool import Pool
 from meshcore.spec import BufferSpec, Memory, Placement
-from meshcore.state import RELEASABLE, TensorState, next_state
+from meshcore.state import TensorState, next_state
 
 PARAM = "param"
 """The role of the values themselves, beside the names of optimizer states."""
@@ -90,7 +90,7 @@ class Chunk:
     @property
     def is_releasable(self) -> bool:
         """Whether it is gathered and no tensor of it is being computed with."""
-        return self.is_gathered and not self.busy_tensors()
+        return self.is_gathered and not self.is_busy
 
     @property
     def states(self) -> Mapping[str, TensorState]:
@@ -105,9 +105,24 @@ class Chunk:
         """Move one tensor through the table of states."""
         self._states[slot.name] = next_state(slot.name, self._states[slot.name], asked)
 
-    def busy_tensors(self) -> list[str]:
-        """Tensors that are being computed with."""
-        return [name for name, state in self._states.items() if state not in RELEASABLE]
+    @property
+    def is_busy(self) -> bool:
+        """Whether a tensor is being computed with."""
+        return TensorState.COMPUTE in self._states.values()
+
+    def require_releasable(self) -> None:
+        """Refuse a release while a tensor is being computed with.
+
+        Raises:
+            ChunkBusyError: naming the tensors.
+        """
+        if not self.is_busy:
+            return
+        busy = [name for name, state in self._states.items() if state is TensorState.COMPUTE]
+        raise ChunkBusyError(
+            f"chunk {self.name} cannot be released: {', '.join(map(repr, busy))} "
+            f"{'is' if len(busy) == 1 else 'are'} in COMPUTE; set HOLD or HOLD_AFTER_BWD first"
+        )
 
     def buffers(self) -> list[Buffer]:
         """All live buffers."""
@@ -181,12 +196,7 @@ class Chunk:
         Raises:
             ChunkBusyError: a tensor is being computed with.
         """
-        busy = self.busy_tensors()
-        if busy:
-            raise ChunkBusyError(
-                f"chunk {self.name} cannot be released: {', '.join(map(repr, busy))} "
-                f"{'is' if len(busy) == 1 else 'are'} in COMPUTE; set HOLD or HOLD_AFTER_BWD first"
-            )
+        self.require_releasable()
         if self.scopes == 0:
             self.drop_full()
         self.accessed = False
@@ -200,7 +210,7 @@ class Chunk:
         """End a scope; the last one releases, unless the chunk is accessed or being used."""
         self.scopes -= 1
         if self.scopes == 0 and not self.accessed:
-            if self.busy_tensors():
+            if self.is_busy:
                 self.accessed = True  # the user holds it in COMPUTE: it is theirs to release
             else:
                 self.drop_full()
@@ -241,6 +251,8 @@ class Chunk:
         old = old if old is not None and old.live else None
         written = {slot.name for slot, _ in values}
         complete = not add and written.issuperset(slot.name for slot in self.layout.slots)
+        if role in self._homes and not complete:
+            self.home(role)  # what is not written must not be lost
         if old is not None and old.spec == self._spec(old.spec.dtype, Placement.REPLICATED):
             self._write_slots(old, values, add=add)
         else:

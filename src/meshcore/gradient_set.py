@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from meshcore.backend import Array
 from meshcore.errors import (
+    BrokenBufferError,
     FrozenTensorError,
     NoGradientError,
     PlanMismatchError,
@@ -19,6 +20,7 @@ from meshcore.layout import ChunkLayout, Slot
 from meshcore.pool import Pool
 
 _FINGERPRINT_NBYTES = 8
+_LOST = b"lost gradient: "  # longer than a fingerprint, so never mistaken for one
 
 
 class GradientSet:
@@ -77,12 +79,22 @@ class GradientSet:
     def _exchange_words(self, indices: Sequence[int], call: str) -> dict[int, list[bytes]]:
         """What every rank says of every name, by rank and chunk; and that all make this call."""
         fingerprint = hashlib.sha256(call.encode()).digest()[:_FINGERPRINT_NBYTES]
+        losses = [loss for i in indices if (loss := self._by_index[i].loss) is not None]
         answers = self._pool.exchange(
             {
-                rank: fingerprint + b"".join(self._by_index[i].words(rank) for i in indices)
+                rank: _LOST + losses[0].encode()
+                if losses
+                else fingerprint + b"".join(self._by_index[i].words(rank) for i in indices)
                 for rank in self._pool.backend.local_ranks
             }
         )
+        lost = {r: text[len(_LOST) :] for r, text in answers.items() if text.startswith(_LOST)}
+        if lost:
+            rank, text = next(iter(lost.items()))
+            raise BrokenBufferError(
+                f"a gradient is lost on rank(s) {sorted(lost)}; rank {rank} says: {text.decode()}; "
+                "call zero_grads on all ranks and repeat the step"
+            )
         odd = sorted(r for r, text in answers.items() if not text.startswith(fingerprint))
         if odd:
             raise PlanMismatchError(

@@ -92,6 +92,12 @@ class ChunkGradient:
         """Whether all names have a gradient or are marked unused, on some local ranks."""
         return all(NOTHING not in self.words(rank) for rank in ranks)
 
+    @property
+    def loss(self) -> str | None:
+        """Why a buffer of this gradient is lost, or None."""
+        buffers = (self._full, self._shard)
+        return next((b.broken for b in buffers if b is not None and b.broken is not None), None)
+
     def words(self, rank: int) -> bytes:
         """One byte a name: what a local rank says. Empty tensors need no gradient."""
         said = self._said

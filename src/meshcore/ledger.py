@@ -90,10 +90,13 @@ class Ledger:
         """A buffer came to life; peaks are taken here."""
         self._add(self._live, key, entry)
         memory, category = entry.memory.value, entry.category.value
-        row = self._used[memory]
+        row, peak = self._used[memory], self._peak[memory]
         row[category] += entry.nbytes
-        self._peak[memory][category] = max(self._peak[memory][category], row[category])
-        self._peak_total[memory] = max(self._peak_total[memory], sum(row.values()))
+        if row[category] > peak[category]:
+            peak[category] = row[category]
+        total = sum(row.values())
+        if total > self._peak_total[memory]:
+            self._peak_total[memory] = total
 
     def close(self, key: int) -> None:
         """A buffer is gone."""

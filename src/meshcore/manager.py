@@ -98,7 +98,8 @@ class ChunkManager:
         grad_dtype: dtype in which a rank's gradients add up before they are reduced. Default:
             float32 or wider. The reduced gradient is always float32 or wider.
         keep_gathered: groups whose chunks are kept whole on every rank.
-        check: measure at every open (see ``AuditReport``).
+        check: measure at every open (see ``AuditReport``) and, where the backend knows all that
+            is alive in it, that nothing else is; for that it wants a backend of its own.
         limits: bytes that one rank may hold, by memory; beyond them ``DeviceMemoryError``.
 
     Raises:
@@ -233,9 +234,9 @@ class ChunkManager:
     def load_zeros(self) -> None:
         """Give every tensor that is not loaded zeros; for dry runs and tests."""
         for chunk in self._chunks:
-            if not chunk.is_loaded:
-                zeros = [(slot, _zeros(slot)) for slot in chunk.layout.slots]
-                chunk.store(PARAM, zeros)
+            free = [s for s in chunk.layout.slots if chunk.state(s) is TensorState.FREE]
+            if free:
+                chunk.store(PARAM, [(slot, _zeros(slot)) for slot in free])
 
     def write(self, values: Mapping[str, Any], *, cast: bool = False) -> None:
         """Overwrite tensors that are loaded; home and what is gathered both change."""
@@ -337,8 +338,7 @@ class ChunkManager:
         self._require_open()
         chunks = self.chunks_of(*names)
         for chunk in chunks:
-            if chunk.busy_tensors():
-                chunk.release()  # raises, before any other chunk is released
+            chunk.require_releasable()
         for chunk in chunks:
             chunk.release()
 

@@ -67,8 +67,8 @@ class DeviceMeshManager:
     """Keeps meshes by name, and at most one backend for each mesh and pair of axis roles.
 
     A backend makes communicators; equal meshes with equal roles share one, whatever their names,
-    and it is closed when the last of these names is destroyed. Communicators of the caller are never
-    touched. Every process of a distributed world makes the same calls in the same order.
+    and it is closed when the last of these names is destroyed. Communicators of the caller are
+    never touched. Every process of a distributed world makes the same calls in the same order.
 
     Args:
         backend: name of the backend that is bound to the meshes; None is for planning, where there

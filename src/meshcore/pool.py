@@ -55,7 +55,7 @@ class Pool:
         self.leftovers: list[Buffer] = []
         self._live: dict[int, Buffer] = {}
         self._shells = ShellStore(backend, self.ledger)
-        self._witness = Witness(backend, self.ledger)
+        self._witness = Witness(backend, self.ledger, exclusive=check)
         self._next_key = 0
         self._scratch_cache: dict[tuple[BufferSpec, BufferSpec, bool], tuple[Any, ...]] = {}
         self._nbytes_cache: dict[BufferSpec, int] = {}
@@ -235,11 +235,20 @@ class Pool:
         spec: BufferSpec,
         scratch_of: tuple[BufferSpec, ...],
     ) -> tuple[Buffer, list[Buffer]]:
-        if not scratch_of and self._shells.count(spec):  # the steady state: nothing to agree on
-            return self._open(name, category, spec, zero=False), []
+        if not scratch_of and (self._one_process or self._shells.count(spec)):
+            return self._open_alone(name, category, spec), []  # nothing to agree on
         wanted = [(name, spec), *((name, s) for s in scratch_of)]
         first, *rest = self._allocate_all(kind, wanted, category)
         return first, rest
+
+    def _open_alone(self, name: str, category: Category, spec: BufferSpec) -> Buffer:
+        try:
+            return self._open(name, category, spec, zero=False)
+        except DeviceMemoryError:
+            if not any(True for _ in self._shells):
+                raise
+        self._shells.drop_all()
+        return self._open(name, category, spec, zero=False)
 
     def _allocate_all(
         self,

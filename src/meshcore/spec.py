@@ -54,11 +54,18 @@ class BufferSpec:
     dtype: str
     placement: Placement
     memory: Memory = Memory.DEVICE
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)
         if self.numel < 0:
             raise SpecError(f"a buffer has 0 or more elements, not {self.numel}")
+        # Specs are keys of the pool's tables on every call: hash once.
+        key = (self.numel, self.dtype, self.placement.value, self.memory.value)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def local_numel(self, shards: int) -> int:
         """Elements that one rank holds."""

@@ -34,9 +34,6 @@ TRANSITIONS: dict[TensorState, tuple[TensorState, ...]] = {
 }
 """The whole table: state -> states that may follow."""
 
-RELEASABLE = frozenset({_S.FREE, _S.HOLD, _S.HOLD_AFTER_BWD, _S.READY_FOR_REDUCE})
-"""States in which a tensor does not need its gathered value."""
-
 
 def next_state(name: str, current: TensorState, asked: TensorState) -> TensorState:
     """Return ``asked`` if the table allows it.

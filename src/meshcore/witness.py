@@ -12,9 +12,13 @@ from meshcore.spec import BufferSpec, Memory
 
 
 class Witness:
-    """Measures what is alive and remembers the peaks that it saw."""
+    """Measures what is alive and remembers the peaks that it saw.
 
-    def __init__(self, backend: Backend, ledger: Ledger) -> None:
+    ``exclusive``: nobody else uses the backend, so nothing else may be alive in it.
+    """
+
+    def __init__(self, backend: Backend, ledger: Ledger, *, exclusive: bool) -> None:
+        self._exclusive = exclusive
         self._backend = backend
         self._ledger = ledger
         self._peak: Table = empty_table()
@@ -68,7 +72,7 @@ class Witness:
 
     def _audit_alive(self, measured: Table, reserved: Mapping[Memory, int]) -> None:
         """Where the backend can say what is alive at all, a leak shows."""
-        if not isinstance(self._backend, SupportsLiveBytes):
+        if not (self._exclusive and isinstance(self._backend, SupportsLiveBytes)):
             return
         for rank, row in self._backend.live_nbytes().items():
             for memory, alive in row.items():
