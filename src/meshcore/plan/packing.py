@@ -11,7 +11,7 @@ from typing import TypeAlias
 from meshcore.dtypes import itemsize
 from meshcore.errors import SpecError
 from meshcore.layout import ChunkLayout, ChunkPlan, ParamSpec, Slot
-from meshcore.plan.uniform import best_capacity
+from meshcore.plan.uniform import best_capacity, round_up
 
 DEFAULT_CAPACITY_NUMEL = 16 << 20
 """Where nothing else is said: elements of a variable chunk, and the largest capacity that the
@@ -36,21 +36,19 @@ def plan_chunks(
 
     Next-fit: one chunk is open for each (group, dtype, trainable). A tensor goes behind the last
     one of the open chunk, at the next multiple of the alignment; if it would end beyond the
-    capacity, it opens the next chunk, and the chunk before is never opened again. So a tensor that
-    is larger than the capacity has a chunk of its own. Chunks are numbered as they are opened, and
-    padded so that every shard has the same, aligned, number of elements.
+    capacity, it opens the next chunk, and the chunk before is never opened again. Chunks are
+    numbered as they are opened, and padded so that all shards are equal and aligned.
 
     Args:
-        specs: the tensors, best in the order in which they are used. None at all is a legal plan.
+        specs: the tensors, best in the order in which they are used; none is a legal plan too.
         shards: ranks along the shard axis.
         capacity_numel: elements of a chunk, gaps between slots included, padding not. In
             "variable" mode the default is ``DEFAULT_CAPACITY_NUMEL``; in "uniform" mode it is the
             exact optimum of each (group, dtype, trainable), see ``best_capacity``.
-        alignment_nbytes: where slots and shards start, in bytes from the start of the chunk; 1
-            means that there are no gaps. A dtype that does not divide it takes the next common
-            multiple.
-        mode: one of ``MODES``. In "uniform" mode every chunk has the size of a full one, except
-            that a tensor larger than the capacity has a larger one.
+        alignment_nbytes: where slots and shards start, in bytes; 1 makes no gaps. A dtype whose
+            size does not divide it takes the next common multiple.
+        mode: one of ``MODES``. In "uniform" mode every chunk has the size of a full one, and only
+            a tensor larger than the capacity has a larger one, of its own.
         max_capacity_numel: largest capacity that the search of "uniform" mode tries, in elements;
             the default is ``DEFAULT_CAPACITY_NUMEL``. The largest tensor fits in any case.
 
@@ -58,31 +56,23 @@ def plan_chunks(
         SpecError: an argument is out of range; it is named, with what is allowed.
         DuplicateNameError: two tensors have a name or a tie in common.
 
-    >>> specs = [ParamSpec("w", (4, 2)), ParamSpec("b", (3,))]
-    >>> plan = plan_chunks(specs, shards=3, alignment_nbytes=1)
+    >>> plan = plan_chunks([ParamSpec("w", (4, 2)), ParamSpec("b", (3,))], shards=3)
     >>> [(slot.name, slot.start, slot.stop) for slot in plan.chunks[0].slots]
-    [('w', 0, 8), ('b', 8, 11)]
+    [('w', 0, 8), ('b', 16, 19)]
     >>> plan.chunks[0].shard_numel, plan.chunks[0].numel, plan.waste_nbytes
-    (4, 12, 4)
+    (16, 48, 148)
     """
     shards = _at_least_one("shards", shards)
     alignment = _at_least_one("alignment_nbytes", alignment_nbytes)
-    capacity = _optional("capacity_numel", capacity_numel)
-    max_capacity = _optional("max_capacity_numel", max_capacity_numel)
-    specs = _checked_specs(specs)
     if mode not in MODES:
         raise SpecError(f"mode {mode!r} is not known; it is one of {', '.join(MODES)}")
-    searches = mode == "uniform" and capacity is None
-    if max_capacity is not None and not searches:
-        raise SpecError(
-            f"max_capacity_numel={max_capacity} bounds the search for a capacity, which only mode "
-            "'uniform' without capacity_numel makes; leave it out"
-        )
-    if searches:
-        limit = max_capacity or DEFAULT_CAPACITY_NUMEL
+    specs = _checked_specs(specs)
+    fixed = _fixed_capacity(mode, capacity_numel, max_capacity_numel)
+    if fixed is None:
+        limit = max_capacity_numel or DEFAULT_CAPACITY_NUMEL
         capacities = _best_capacities(specs, shards, alignment, limit)
     else:
-        capacities = {_key(spec): capacity or DEFAULT_CAPACITY_NUMEL for spec in specs}
+        capacities = {_key(spec): fixed for spec in specs}
     chunks = tuple(
         draft.close(number, shards, capacities[draft.key] if mode == "uniform" else 0)
         for number, draft in enumerate(_next_fit(specs, capacities, alignment))
@@ -100,7 +90,7 @@ class _Draft:
     used: int = 0
 
     def next_start(self) -> int:
-        return _round_up(self.used, self.align_numel)
+        return round_up(self.used, self.align_numel)
 
     def append(self, spec: ParamSpec) -> None:
         self.slots.append(Slot(spec, self.next_start()))
@@ -108,7 +98,7 @@ class _Draft:
 
     def close(self, number: int, shards: int, at_least: int) -> ChunkLayout:
         """The finished chunk, for ``at_least`` so many elements."""
-        per_shard = _round_up(-(-max(self.used, at_least) // shards), self.align_numel)
+        per_shard = round_up(-(-max(self.used, at_least) // shards), self.align_numel)
         return ChunkLayout(number, *self.key, tuple(self.slots), shards, per_shard)
 
 
@@ -154,10 +144,6 @@ def _align_numel(dtype: str, alignment_nbytes: int) -> int:
     return math.lcm(alignment_nbytes, itemsize(dtype)) // itemsize(dtype)
 
 
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
 def _checked_specs(specs: Sequence[ParamSpec]) -> tuple[ParamSpec, ...]:
     for spec in specs:
         if not isinstance(spec, ParamSpec):
@@ -165,8 +151,20 @@ def _checked_specs(specs: Sequence[ParamSpec]) -> tuple[ParamSpec, ...]:
     return tuple(specs)
 
 
-def _optional(what: str, value: int | None) -> int | None:
-    return None if value is None else _at_least_one(what, value)
+def _fixed_capacity(
+    mode: str, capacity_numel: int | None, max_capacity_numel: int | None
+) -> int | None:
+    """The capacity of all chunks, or None where it is to be searched for."""
+    if max_capacity_numel is not None:
+        _at_least_one("max_capacity_numel", max_capacity_numel)
+        if mode != "uniform" or capacity_numel is not None:
+            raise SpecError(
+                f"max_capacity_numel={max_capacity_numel} bounds the search for a capacity, which "
+                "only mode 'uniform' without capacity_numel makes; leave it out"
+            )
+    if capacity_numel is not None:
+        return _at_least_one("capacity_numel", capacity_numel)
+    return None if mode == "uniform" else DEFAULT_CAPACITY_NUMEL
 
 
 def _at_least_one(what: str, value: int) -> int:

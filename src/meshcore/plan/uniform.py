@@ -49,12 +49,12 @@ def best_capacity(
         return 0
     line = _Line(numels, align_numel)
     unit = shards * align_numel
-    least = max(numels, default=0)
+    least = max(numels)
     largest = max(max_capacity_numel, least)
     chunks = line.count(largest)
     most_chunks = line.count(least)
     best = line.least_capacity(chunks, least, largest)
-    taken = chunks * _round_up(best, unit)
+    taken = chunks * round_up(best, unit)
     # See [Note: optimum of equal chunks]. Equal waste counts as better: the capacities fall.
     while (chunks := chunks + 1) <= most_chunks:
         affordable = min(taken // chunks // unit * unit, largest)
@@ -65,7 +65,7 @@ def best_capacity(
             chunks = needed - 1
             continue
         best = line.least_capacity(chunks, least, affordable)
-        taken = chunks * _round_up(best, unit)
+        taken = chunks * round_up(best, unit)
     return best
 
 
@@ -78,7 +78,7 @@ class _Line:
         self._numel = sum(numels)
         stop = 0
         for numel in numels:
-            start = _round_up(stop, align_numel)
+            start = round_up(stop, align_numel)
             stop = start + numel
             self._starts.append(start)
             self._stops.append(stop)
@@ -104,5 +104,6 @@ class _Line:
         return high
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple of ``multiple``, in integers."""
     return -(-value // multiple) * multiple

@@ -1,58 +1,19 @@
-"""The numpy backend: all ranks of a mesh in one process, written to be obviously right.
-
-It is the embedded default and the reference for every other backend: each move is spelled out over
-explicit ranks, sums run in mesh order, and an array that was given up refuses to be used again.
-"""
+"""Every verb over explicit virtual ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from meshcore.backend import (
-    BACKEND_API,
-    Array,
-    Backend,
-    BackendInfo,
-    BackendOptions,
-    TransferProfile,
-)
+from meshcore.backend import Array, TransferProfile
 from meshcore.dtypes import is_floating, numpy_dtype, sum_dtype
 from meshcore.errors import ClosedError, SpecError
-from meshcore.hookspecs import hookimpl
+from meshcore.reference._pieces import Piece, Pieces, RankArrays, cast, scaled_sum
 from meshcore.spec import AxisRoles, BufferSpec, Memory, MoveKind, move_kind
 
 NUMPY_PROFILE = TransferProfile(name="numpy")
-
-Piece: TypeAlias = npt.NDArray[Any]
-"""What one rank holds: 1-D."""
-
-
-class RankArrays(tuple[Piece, ...]):
-    """One 1-D ``numpy.ndarray`` for each rank, in mesh order, all of one length and dtype.
-
-    Attributes:
-        memory: where it is said to be; to numpy, host and device are names only.
-        gone: True once a verb consumed or freed it: its successor has the storage now.
-    """
-
-    memory: Memory
-    gone: bool
-
-    def __new__(cls, pieces: Iterable[Piece], memory: Memory) -> Self:
-        """Take the pieces as they are."""
-        self = super().__new__(cls, pieces)
-        self.memory = memory
-        self.gone = False
-        return self
-
-
-Pieces: TypeAlias = tuple[Piece, ...]
-"""What verbs take: ``RankArrays``, or a plain tuple that an update made."""
 
 
 class NumpyBackend:
@@ -142,9 +103,9 @@ class NumpyBackend:
         """What one rank gets; may alias a source."""
         roles = self.roles
         if kind is MoveKind.GATHER:
-            return np.concatenate([_cast(pieces[r], dst.dtype) for r in roles.shard_group(rank)])
+            return np.concatenate([cast(pieces[r], dst.dtype) for r in roles.shard_group(rank)])
         if kind is MoveKind.SCATTER:
-            return _cast(pieces[rank][self._owned(rank, dst)], dst.dtype)
+            return cast(pieces[rank][self._owned(rank, dst)], dst.dtype)
         if kind is MoveKind.REDUCE_SCATTER:
             owned = self._owned(rank, dst)
             addends = [pieces[r][owned] for r in roles.shard_group(rank)]
@@ -153,8 +114,8 @@ class NumpyBackend:
         elif kind is MoveKind.ALL_REDUCE:
             addends = [pieces[r] for r in roles.mesh.ids]
         else:
-            return _cast(pieces[rank], dst.dtype)
-        return _scaled_sum(addends, dst.dtype, scale)
+            return cast(pieces[rank], dst.dtype)
+        return scaled_sum(addends, dst.dtype, scale)
 
     def _owned(self, rank: int, spec: BufferSpec) -> slice:
         """Elements of the whole buffer that a rank's shard index owns."""
@@ -178,9 +139,9 @@ class NumpyBackend:
         by_rank = values if isinstance(values, Mapping) else dict.fromkeys(pieces, values)
         for rank, value in by_rank.items():
             self.mesh.position(rank)
-            cast = _cast(np.asarray(value), spec.dtype)
-            part = pieces[rank][start : start + cast.size]
-            part[...] = np.add(part, cast) if add else cast
+            new = cast(np.asarray(value), spec.dtype)
+            part = pieces[rank][start : start + new.size]
+            part[...] = np.add(part, new) if add else new
         return self._successor(array, spec)
 
     def read(
@@ -287,36 +248,3 @@ class NumpyBackend:
         """The same storage under a new name; the old one is gone."""
         self._pieces(array, spec)
         return RankArrays(self._consume(array), spec.memory)
-
-
-def _cast(piece: Piece, dtype: str) -> Piece:
-    """Round to a dtype; what is out of range becomes inf or wraps, as it does on any device."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return piece.astype(numpy_dtype(dtype), copy=False)
-
-
-def _scaled_sum(addends: Sequence[Piece], dtype: str, scale: float) -> Piece:
-    """Sum in order, each addend cast to the destination's dtype first, then times scale."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        out = _cast(addends[0], dtype).copy()
-        for addend in addends[1:]:
-            out += _cast(addend, dtype)
-        if scale != 1.0:
-            out *= out.dtype.type(scale)
-    return out
-
-
-@hookimpl
-def meshcore_backend_info() -> BackendInfo:
-    """Describe the numpy backend."""
-    return BackendInfo("numpy", BACKEND_API, "all ranks in one process; the reference")
-
-
-@hookimpl
-def meshcore_create_backend(name: str, roles: AxisRoles, options: BackendOptions) -> Backend | None:
-    """Make a numpy backend; ``options.profile`` makes it account like another one."""
-    if name != "numpy":
-        return None
-    if options.extra:
-        raise SpecError(f"the numpy backend has no options of its own; got {sorted(options.extra)}")
-    return NumpyBackend(roles, options.profile)
