@@ -6,13 +6,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# On Linux the plain name gives a CUDA build of several gigabytes; the "+cpu" build is a few hundred
-# megabytes and runs everything here. `make setup TORCH=torch==2.13.0` takes what the index has.
-ifeq ($(shell uname -s),Linux)
-TORCH ?= torch==2.13.0+cpu
-else
+# Pinned first and alone, so that no range can pull another build. Where the indexes that pip knows
+# have a CPU build of this version ("2.13.0+cpu"), pip prefers it; else set PIP_EXTRA_INDEX_URL to one,
+# or it takes the default build, which on Linux brings CUDA and several gigabytes.
 TORCH ?= torch==2.13.0
-endif
 
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # One thread per process: several ranks share the cores.
@@ -34,10 +31,7 @@ $(STAMP): $(PROJECTS) constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt hatchling editables
 	@echo "installing $(TORCH), the largest part"
-	@$(PIP) install -q -c constraints.txt '$(TORCH)' || { \
-	  echo "No $(TORCH) in the package indexes that pip knows. Either add the index of PyTorch's"; \
-	  echo "CPU builds (PIP_EXTRA_INDEX_URL), or take the default build, which on Linux brings CUDA:"; \
-	  echo "  make setup TORCH=torch==2.13.0"; exit 1; }
+	$(PIP) install -q -c constraints.txt '$(TORCH)'
 	$(PIP) install -q -c constraints.txt --no-build-isolation \
 	  -e '.[dev]' -e plugins/torch_backend -e plugins/jax_backend
 	@touch $@

@@ -1,6 +1,6 @@
 """Train one small GPT three ways, and show that memory and losses come out as they should.
 
-    python examples/demo.py                 # results in demo-out/
+Usage: ``python examples/demo.py [--out demo-out]``
 
 Unsharded in one torch process; in chunks over 2 torch ranks; in chunks over 4 emulated JAX devices.
 All start from the same weights and see the same batches. Each chunked run forecasts its bytes on

@@ -1,10 +1,10 @@
 """Train a small GPT with all its state in chunks, over JAX devices: one process for all of them.
 
-    python examples/train_gpt_jax.py                                     # emulates 4 CPU devices
+Usage: ``python examples/train_gpt_jax.py`` emulates four CPU devices.
 
-Weights, gradients and AdamW's moments live in chunks, a shard on every device. A unit (the embedding,
-a block, the head) is gathered when it computes and released after it; backward computes a block's
-forward again from its input, and reduces the block's gradient at once. The step itself is
+Weights, gradients and AdamW's moments live in chunks, a shard on every device. A unit (the
+embedding, a block, the head) is gathered when it computes and released after it; backward computes
+a block's forward again from its input, and reduces the block's gradient at once. The step itself is
 ``gpt.step.train_step``, which knows no framework; this file is what JAX does in it.
 """
 
@@ -19,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gpt import jax_model
-from gpt.run import Reporter, forecast, train
+from gpt.forecast import forecast
+from gpt.reporter import Reporter
+from gpt.run import train
 from gpt.settings import Model, Training, Unit, param_specs
 from gpt.text import Batch, language_reference
 from jax.sharding import Mesh, NamedSharding

@@ -1,7 +1,7 @@
 """Train a small GPT with all its state in chunks, over torch ranks.
 
-    python examples/train_gpt_torch.py                                   # starts 2 ranks itself
-    torchrun --nproc-per-node 2 examples/train_gpt_torch.py              # or under torchrun
+Usage: ``python examples/train_gpt_torch.py`` starts two ranks itself; or bring your own ranks:
+``torchrun --nproc-per-node 2 examples/train_gpt_torch.py``.
 
 Weights, gradients and AdamW's moments live in chunks, a shard on every rank. A unit (the embedding,
 a block, the head) is gathered when it computes and released after it; backward computes a block's
@@ -21,7 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gpt import torch_model
-from gpt.run import Reporter, forecast, train
+from gpt.forecast import forecast
+from gpt.reporter import Reporter
+from gpt.run import train
 from gpt.settings import Model, Training, Unit, param_specs, units
 from gpt.text import Batch, language_reference
 from torch.optim.adamw import adamw
@@ -158,7 +160,7 @@ def run_rank(rank: int, ranks: int, model: Model, training: Training, *, events:
             manager, compute, model=model, training=training, text=text, on_step=reporter.step
         )
         reporter.outcome(outcome)
-        reporter.sample(write_sample(manager, model, length=240, seed=training.seed))
+        reporter.sample(write_sample(manager, model, length=200, seed=training.seed))
     backend.close()
 
 

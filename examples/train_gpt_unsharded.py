@@ -1,21 +1,21 @@
 """The reference: the same GPT, weights and batches in plain PyTorch, in one process, no chunks.
 
-    python examples/train_gpt_unsharded.py
+Usage: ``python examples/train_gpt_unsharded.py [--steps N]``
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 
 import torch
 from gpt import torch_model
-from gpt.run import Outcome, Reporter, StepClock
+from gpt.reporter import Reporter
+from gpt.run import Outcome, StepClock
 from gpt.settings import Model, Training, initial_weights, units
 from gpt.text import Batch, heldout_batches, language_reference, training_batches
 
 
-def whole_loss(model: Model, weights: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+def whole_loss(model: Model, weights: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
     """Loss of the whole model on one batch."""
     x = torch.from_numpy(batch.inputs)
     for unit in units(model):

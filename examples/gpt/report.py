@@ -13,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 mpl.use("Agg")  # files only, no display
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt
 
 MIB = 2.0**20
 COLOURS = {"param": "#4477aa", "grad": "#ee6677", "optimizer": "#228833", "staging": "#ccbb44"}

@@ -16,7 +16,7 @@ class Model:
     """A byte-level GPT: learned positions, pre-norm blocks without biases, an untied head."""
 
     vocab: int = 256
-    context: int = 128
+    context: int = 96
     width: int = 160
     blocks: int = 3
     heads: int = 4
@@ -26,7 +26,7 @@ class Model:
 class Training:
     """AdamW with linear warm-up and cosine decay; ``batch`` counts windows over all ranks."""
 
-    steps: int = 220
+    steps: int = 200
     batch: int = 8
     peak_rate: float = 2e-3
     warmup_steps: int = 20

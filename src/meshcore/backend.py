@@ -15,10 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from meshcore.dtypes import ALL_DTYPES, itemsize
+from meshcore.dtypes import ALL_DTYPES as ALL_DTYPES
+from meshcore.dtypes import dtype_name as dtype_name
+from meshcore.dtypes import is_floating as is_floating
+from meshcore.dtypes import itemsize as itemsize
+from meshcore.dtypes import numpy_dtype as numpy_dtype
+from meshcore.dtypes import sum_dtype as sum_dtype
 from meshcore.errors import MeshcoreError, SpecError
 from meshcore.mesh import DeviceMesh
-from meshcore.spec import AxisRoles, BufferSpec, Memory, MoveKind, Placement, check_move, move_kind
+from meshcore.spec import AxisRoles as AxisRoles
+from meshcore.spec import BufferSpec as BufferSpec
+from meshcore.spec import Memory as Memory
+from meshcore.spec import MoveKind as MoveKind
+from meshcore.spec import Placement as Placement
+from meshcore.spec import check_move as check_move
+from meshcore.spec import move_kind as move_kind
+from meshcore.spec import reduce_path as reduce_path
 
 BACKEND_API: tuple[int, int] = (1, 0)
 """Version of the seam: a plugin fits if its major is equal and its minor is not above ours."""

@@ -151,6 +151,17 @@ class Chunk:
             )
         return buffer
 
+    def dtype_of(self, role: str) -> str:
+        """The dtype in which values or an optimizer state are kept, lost or not.
+
+        Raises:
+            NotGatheredError: there is no such state.
+        """
+        if role == PARAM:
+            return self.layout.dtype
+        known = self._homes.get(role)
+        return self.home(role).spec.dtype if known is None else known.spec.dtype
+
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of optimizer states."""
@@ -258,7 +269,7 @@ class Chunk:
         else:
             self._store_through(role, old, values, add=add, complete=complete)
         if role == PARAM:
-            self._refresh_full()
+            self.changed()
             for slot, _ in values:
                 if self._states[slot.name] is TensorState.FREE:
                     self.set_state(slot, TensorState.HOLD)
@@ -273,8 +284,9 @@ class Chunk:
         complete: bool,
     ) -> None:
         category = Category.PARAM if role == PARAM else Category.OPTIMIZER
-        dtype = self.layout.dtype if old is None else old.spec.dtype
-        memory = Memory.DEVICE if old is None else old.spec.memory
+        known = self._homes.get(role)  # a lost buffer comes back as it was
+        dtype = self.layout.dtype if known is None else known.spec.dtype
+        memory = Memory.DEVICE if known is None else known.spec.memory
         name = f"{self.name}.{role}"
         if old is None or complete:
             whole = self._pool.zeros(name, category, self._spec(dtype, Placement.REPLICATED))
@@ -294,8 +306,11 @@ class Chunk:
             self._pool.discard(new)
             raise
         self._homes[role] = new
-        if old is not None:
-            self._pool.discard(old)
+        stale = [old]
+        if role == PARAM:  # given up together: if that fails, nobody reads what is stale
+            stale.append(self._full)
+            self._full = None
+        self._pool.discard(*(buffer for buffer in stale if buffer is not None))
 
     def _write_slots(
         self, buffer: Buffer, values: Sequence[tuple[Slot, Array]], *, add: bool
@@ -304,16 +319,13 @@ class Chunk:
             if slot.spec.numel:
                 self._pool.write(buffer, slot.start, value, add=add)
 
-    def _refresh_full(self) -> None:
-        """After home changed: what is gathered is gathered anew."""
-        if self._full is not None:
-            self.drop_full()
-            if self.accessed or self.scopes:
-                self.gather()
-
     def changed(self) -> None:
-        """Home was changed from outside (an optimizer step)."""
-        self._refresh_full()
+        """After home changed: what was gathered is given up, and gathered anew where it is used."""
+        stale, self._full = self._full, None
+        if stale is not None and stale is not self._homes.get(PARAM):
+            self._pool.discard(stale)
+        if self.accessed or self.scopes:
+            self.gather()
 
     def gathered_numpy(self, role: str, slots: Sequence[Slot]) -> list[Any]:
         """Full values of slots as numpy arrays; collective where the role is sharded."""
@@ -360,12 +372,15 @@ class Chunk:
         buffer = self._pool.zeros(name, Category.OPTIMIZER, spec)
         self._homes[role] = buffer
         if memory is not Memory.DEVICE:
-            self.move_home(role, memory)
+            try:
+                self.move_home(role, memory)
+            except BaseException:
+                self.remove_state(role)
+                raise
 
     def remove_state(self, role: str) -> None:
         """Free an optimizer state."""
-        self._pool.free(self._homes[role])
-        del self._homes[role]
+        self._pool.discard(self._homes.pop(role))
 
     def move_home(self, role: str, memory: Memory, *, keep_host_copy: bool = False) -> None:
         """Move home to a memory; a no-op where it is there already.
@@ -378,7 +393,7 @@ class Chunk:
         target = self._spec(home.spec.dtype, self._placement, memory)
         if self._valid_host_copy(role, home, memory):
             new = self._take_host_copy()
-        elif role == PARAM and self._full is not None and self._full.spec == target:
+        elif role == PARAM and self._full is not None and self._is_live(self._full, target):
             new = self._full  # see [Note: residency]
         else:
             new = self._pool.move(home, target, name=home.name, category=home.category)
@@ -396,6 +411,10 @@ class Chunk:
             return True
         self._pool.discard(self._take_host_copy())
         return False
+
+    @staticmethod
+    def _is_live(buffer: Buffer, spec: BufferSpec) -> bool:
+        return buffer.live and buffer.spec == spec
 
     def _take_host_copy(self) -> Buffer:
         if self._host_copy is None:

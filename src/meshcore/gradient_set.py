@@ -70,9 +70,10 @@ class GradientSet:
         for position, index in enumerate(indices):
             rows = {rank: row[position] for rank, row in words.items()}
             gradient = self._by_index[index]
-            if gradient.settle(rows):
+            used = gradient.used_by(rows)
+            if used:
                 all_have = all(DONE in row for row in rows.values())
-                gradient.reduce(divisor, all_have=all_have)
+                gradient.reduce(divisor, used, all_have=all_have)
             else:
                 gradient.forget_words()
 

@@ -14,7 +14,7 @@ from typing import Any
 from meshcore.backend import Array
 from meshcore.buffers import Buffer
 from meshcore.dtypes import itemsize, sum_dtype
-from meshcore.errors import BrokenBufferError
+from meshcore.errors import BrokenBufferError, NoGradientError
 from meshcore.layout import ChunkLayout, Slot
 from meshcore.ledger import Category
 from meshcore.pool import Pool
@@ -95,8 +95,10 @@ class ChunkGradient:
     @property
     def loss(self) -> str | None:
         """Why a buffer of this gradient is lost, or None."""
-        buffers = (self._full, self._shard)
-        return next((b.broken for b in buffers if b is not None and b.broken is not None), None)
+        for buffer in (self._full, self._shard):
+            if buffer is not None and buffer.broken is not None:
+                return f"{buffer.name}: {buffer.broken}"
+        return None
 
     def words(self, rank: int) -> bytes:
         """One byte a name: what a local rank says. Empty tensors need no gradient."""
@@ -122,20 +124,20 @@ class ChunkGradient:
 
     # --- the reduce -----------------------------------------------------------------------
 
-    def settle(self, words: Mapping[int, bytes]) -> bool:
-        """Take in what all ranks said; whether any of them has a gradient."""
-        any_done = False
-        for position, name in enumerate(self.names):
-            if any(row[position] == DONE for row in words.values()):
-                any_done = True
-                self.used.add(self._tensor(name))
-        return any_done
+    def used_by(self, words: Mapping[int, bytes]) -> set[str]:
+        """Tensors that any rank has a gradient for, by what all ranks said."""
+        return {
+            self._tensor(name)
+            for position, name in enumerate(self.names)
+            if any(row[position] == DONE for row in words.values())
+        }
 
-    def reduce(self, divisor: float, *, all_have: bool) -> None:
+    def reduce(self, divisor: float, used: Collection[str], *, all_have: bool) -> None:
         """Sum over all ranks, divide, and add to the reduced gradient; a collective.
 
         Args:
             divisor: what the sum is divided by.
+            used: tensors that any rank has a gradient for.
             all_have: whether every process holds an addend; where one does not, it adds zeros, and
                 the processes agree that there was memory for them.
         """
@@ -156,6 +158,7 @@ class ChunkGradient:
             with contextlib.suppress(Exception):
                 self._pool.discard(*passed[1:])
             raise
+        self.used.update(used)
         self._full = None  # from here on the addend is counted: a retry must not add it again
         self._said.clear()
         self._pool.discard(*passed)
@@ -235,7 +238,10 @@ class ChunkGradient:
         """A whole copy of the reduced gradient on the device, and whether it must be freed."""
         shard = self.reduced
         if shard is None:
-            raise BrokenBufferError(f"chunk {self.layout.name} has no reduced gradient")
+            raise NoGradientError(
+                f"chunk {self.layout.name} has no reduced gradient; accumulate one and call "
+                "reduce_grads"
+            )
         source = self._on_device(shard)
         if source.spec.placement is Placement.REPLICATED:
             return source, source is not shard

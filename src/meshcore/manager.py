@@ -12,6 +12,7 @@ from typing import Any
 
 from meshcore.backend import Array, Backend
 from meshcore.chunk import PARAM, Chunk
+from meshcore.dtypes import is_floating
 from meshcore.errors import (
     AuditError,
     ClosedError,
@@ -82,6 +83,25 @@ class Access:
         """Complete the gather; if it failed, raise, and the chunk is released as before."""
         for chunk in self._chunks:
             chunk.wait()
+
+
+class GatheredValues(Mapping[str, Array]):
+    """Full values of the tensors of a ``gathered`` scope, by name; each is read when asked for."""
+
+    def __init__(self, manager: ChunkManager, names: Sequence[str]) -> None:
+        self._manager = manager
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._manager.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class ChunkManager:
@@ -168,9 +188,12 @@ class ChunkManager:
                 f"backend {self.backend.name!r} cannot hold or gather {', '.join(bad)}; it can "
                 f"{', '.join(known)}; give these tensors another dtype"
             )
+        for option, dtype in (("compute_dtype", self._compute_dtype), ("grad_dtype", grad_dtype)):
+            if dtype is not None and not is_floating(dtype):
+                raise SpecError(f"{option} is a floating-point dtype, not {dtype}")
 
     def _dtype_of_compute(self, layout: ChunkLayout) -> str:
-        floating = "float" in layout.dtype
+        floating = is_floating(layout.dtype)
         return self._compute_dtype if self._compute_dtype and floating else layout.dtype
 
     # --- look-ups -------------------------------------------------------------------------
@@ -233,6 +256,7 @@ class ChunkManager:
 
     def load_zeros(self) -> None:
         """Give every tensor that is not loaded zeros; for dry runs and tests."""
+        self._require_open()
         for chunk in self._chunks:
             free = [s for s in chunk.layout.slots if chunk.state(s) is TensorState.FREE]
             if free:
@@ -264,8 +288,8 @@ class ChunkManager:
                     "give one of them"
                 )
             seen[slot.name] = value
-            dtype = chunk.layout.dtype if role == PARAM else chunk.home(role).spec.dtype
-            flat = checked_flat(slot.spec, value, dtypes=(dtype,), cast=cast, has_data=has_data)
+            dtypes = (chunk.dtype_of(role),)
+            flat = checked_flat(slot.spec, value, dtypes=dtypes, cast=cast, has_data=has_data)
             by_chunk.setdefault(chunk.layout.index, {})[slot.name] = (slot, flat)
         for index in sorted(by_chunk):
             self._chunks[index].store(role, list(by_chunk[index].values()), add=add)
@@ -343,14 +367,16 @@ class ChunkManager:
             chunk.release()
 
     @contextmanager
-    def gathered(self, *names: str) -> Iterator[dict[str, Array]]:
-        """Gather tensors for a scope; yields name -> full value, valid inside the scope."""
+    def gathered(self, *names: str) -> Iterator[Mapping[str, Array]]:
+        """Gather tensors for a scope; yields name -> full value, read when it is asked for and
+        valid inside the scope.
+        """
         self._require_open()
         with ExitStack() as scopes:
             for chunk in self.chunks_of(*names):
                 chunk.enter_scope()
                 scopes.callback(chunk.leave_scope)
-            yield {name: self.read(name) for name in names}
+            yield GatheredValues(self, names)
 
     # --- states ---------------------------------------------------------------------------
 
@@ -641,16 +667,22 @@ class ChunkManager:
             f"ChunkManager on {self.backend.name!r}: {len(self._chunks)} chunks, "
             f"{roles.shards} shards x {roles.replicas} replicas"
         )
-        rows = [
-            f"  {chunk.name:24}{chunk.layout.dtype:10}{len(chunk.layout.slots):5} tensors"
-            f"{format_nbytes(_chunk_nbytes(chunk)):>12}  "
-            f"{'gathered' if chunk.is_gathered else chunk.placement.value:10} "
-            f"{chunk.memory.value if chunk.is_loaded else 'not loaded'}"
-            for chunk in self._chunks[:20]
-        ]
+        rows = [_chunk_row(chunk) for chunk in self._chunks[:20]]
         if len(self._chunks) > 20:
             rows.append(f"  ... and {len(self._chunks) - 20} more")
         return "\n".join([head, *rows, str(self.memory())])
+
+
+def _chunk_row(chunk: Chunk) -> str:
+    layout = chunk.layout
+    held = sum(slot.spec.numel for slot in layout.slots)
+    utilisation = held / layout.numel if layout.numel else 1.0
+    residency = "gathered" if chunk.is_gathered else chunk.placement.value
+    return (
+        f"  {chunk.name:24}{layout.dtype:10}{len(layout.slots):5} tensors"
+        f"{utilisation:>7.1%} full{format_nbytes(_chunk_nbytes(chunk)):>12} a rank  "
+        f"{residency:10} {chunk.memory.value if chunk.is_loaded else 'not loaded'}"
+    )
 
 
 def _chunk_nbytes(chunk: Chunk) -> int:

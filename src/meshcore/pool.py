@@ -71,6 +71,8 @@ class Pool:
         Raises:
             DeviceMemoryError: there is no memory; nothing was changed.
         """
+        if self._one_process:
+            return self._open_alone(name, category, spec, zero=True)
         return self._open(name, category, spec, zero=True)
 
     def _open(self, name: str, category: Category, spec: BufferSpec, *, zero: bool) -> Buffer:
@@ -98,7 +100,11 @@ class Pool:
         self._live[key] = buffer
         self.ledger.open(key, Entry(name, category, spec.memory, self._nbytes(spec)))
         if self.check:
-            self.audit()
+            try:
+                self.audit()
+            except BaseException:
+                self._abandon([buffer])
+                raise
         return buffer
 
     def _make_room(self, name: str, spec: BufferSpec) -> None:
@@ -121,6 +127,11 @@ class Pool:
             nbytes=nbytes,
             report=report.used,
         )
+
+    def _raise_lack_of_memory(self, error: BaseException, name: str, spec: BufferSpec) -> None:
+        """A backend's lack of memory becomes ours, with names and figures; nothing else does."""
+        if isinstance(error, MemoryError) and not isinstance(error, DeviceMemoryError):
+            raise self._out_of_memory(name, spec, str(error)) from error
 
     # --- moving ---------------------------------------------------------------------------
 
@@ -159,8 +170,9 @@ class Pool:
                 self.backend.wait(dst.array)
                 for buffer in scratch:
                     self.free(buffer)
-        except BaseException:
+        except BaseException as error:
             self._abandon([*scratch, dst])
+            self._raise_lack_of_memory(error, name, spec)
             raise
         if not wait:
             self._launch(Flight(src, dst, scratch))
@@ -179,13 +191,13 @@ class Pool:
         self._make_room(name, spec)
         try:
             array = self.backend.redistribute(src.array, src.spec, spec, into=None, scale=scale)
-            if wait:
-                self.backend.wait(array)
-        except MemoryError as error:
-            raise self._out_of_memory(name, spec, str(error)) from error
+        except BaseException as error:
+            self._raise_lack_of_memory(error, name, spec)
+            raise
         dst = self._adopt(name, category, spec, array)
-        if not wait:
-            self._launch(Flight(src, dst, []))
+        self._launch(Flight(src, dst, []))
+        if wait:
+            self.wait(dst)
         return dst
 
     def add_into(self, src: Buffer, dst: Buffer, *, scale: float = 1.0) -> None:
@@ -212,6 +224,7 @@ class Pool:
         except BaseException as error:
             self._break(dst, error)
             self._abandon(scratch)
+            self._raise_lack_of_memory(error, dst.name, dst.spec)
             raise
         dst.version += 1
         self.discard(*scratch)
@@ -236,19 +249,21 @@ class Pool:
         scratch_of: tuple[BufferSpec, ...],
     ) -> tuple[Buffer, list[Buffer]]:
         if not scratch_of and (self._one_process or self._shells.count(spec)):
-            return self._open_alone(name, category, spec), []  # nothing to agree on
+            return self._open_alone(name, category, spec, zero=False), []  # nothing to agree on
         wanted = [(name, spec), *((name, s) for s in scratch_of)]
         first, *rest = self._allocate_all(kind, wanted, category)
         return first, rest
 
-    def _open_alone(self, name: str, category: Category, spec: BufferSpec) -> Buffer:
+    def _open_alone(
+        self, name: str, category: Category, spec: BufferSpec, *, zero: bool
+    ) -> Buffer:
         try:
-            return self._open(name, category, spec, zero=False)
+            return self._open(name, category, spec, zero=zero)
         except DeviceMemoryError:
             if not any(True for _ in self._shells):
                 raise
         self._shells.drop_all()
-        return self._open(name, category, spec, zero=False)
+        return self._open(name, category, spec, zero=zero)
 
     def _allocate_all(
         self,
@@ -335,8 +350,9 @@ class Pool:
             buffer.flights.remove(flight)
         try:
             self.backend.wait(flight.dst.array)
-        except BaseException:
+        except BaseException as error:
             self._abandon([*flight.scratch, flight.dst])
+            self._raise_lack_of_memory(error, flight.dst.name, flight.dst.spec)
             raise
         self.discard(*flight.scratch)
 

@@ -8,8 +8,9 @@ from numpy.testing import assert_array_equal
 
 
 def test_the_last_tenth_is_held_out_and_overlaps_nothing():
-    from gpt.text import language_reference
     from pydoc_data.topics import topics
+
+    from gpt.text import language_reference
 
     text = language_reference()
     whole = "\n".join(topics[name] for name in sorted(topics)).encode()
@@ -75,8 +76,9 @@ def test_the_rate_warms_up_and_falls_to_its_last_value():
 
 
 def test_the_model_has_the_promised_size_and_its_units_share_no_chunk():
-    import meshcore as mc
     from gpt.settings import Model, initial_weights, param_specs, units
+
+    import meshcore as mc
 
     model = Model()
     specs = param_specs(model)

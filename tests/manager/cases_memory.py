@@ -80,7 +80,7 @@ def case_gradients_on_host_are_reduced_into(backend: Backend) -> None:
         want = 2.0 * (3 * ints((5,)) + 6)
         equal(manager.grad("a"), want)
         equal(manager.to_numpy("a", of="grad"), want)
-        assert abs(manager.grad_norm() - float(np.sqrt(np.sum(want**2)))) < 1e-9
+        assert abs(manager.grad_norm() - float(np.sqrt(np.sum(want.astype(np.float64) ** 2)))) < 1e-9
         assert used(manager, "grad") == 0
         manager.audit()
 

@@ -437,7 +437,7 @@ def test_a_plugin_answers_only_for_its_own_name(site):
     site.good("greedy")
     registry = site.registry()
     registry.load("greedy")
-    assert type(registry.create("numpy", MESH)).__module__ == "meshcore.reference"
+    assert type(registry.create("numpy", MESH)).__module__.startswith("meshcore.reference")
 
 
 # --- allow-list ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """How the torch backend moves data, as data. Imports no torch.
 
-[Note: forms] On gloo, one broadcast per shard is not slower than the built-in all-gather at any size,
-2 to 3 times faster at 64 MiB, and does not make a full-sized temporary inside, on 2, 3 and 4 ranks;
+[Note: forms] On gloo, one broadcast per shard is not slower than the built-in all-gather at any
+size, 2 to 3 times faster at 64 MiB, and makes no full-sized temporary inside, on 2, 3 and 4 ranks;
 so it is the only form for host memory. The built-in reduce-scatter is an all-reduce inside and sums
 in the dtype of the addends; sending every rank its shards and summing there, in mesh order and in
 float32, is 2 to 3 times faster and exact for 16-bit addends. One all-to-all does that with the

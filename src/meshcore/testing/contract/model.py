@@ -124,6 +124,12 @@ def form_sizes(backend: Backend, kind: MoveKind, itemsize: int, most_nbytes: int
     return [unit, *(unit * -(-start // (unit * itemsize)) for start in starts)]
 
 
+def assorted_specs(backend: Backend, numel: int) -> list[BufferSpec]:
+    """Every placement in both memories, and every dtype; not their product, for compilers' sake."""
+    specs = [BufferSpec(numel, "float32", p, memory) for p in Placement for memory in Memory]
+    return specs + [sharded(numel, dtype) for dtype in dtypes_of(backend) if dtype != "float32"]
+
+
 # --- steps ------------------------------------------------------------------------------------
 
 

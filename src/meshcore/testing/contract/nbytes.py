@@ -11,7 +11,7 @@ from meshcore.backend import Backend, TransferProfile
 from meshcore.spec import BufferSpec, Memory, Placement, reduce_path
 from meshcore.testing.contract.model import (
     Case,
-    dtypes_of,
+    assorted_specs,
     expect_counts,
     expect_nbytes,
     give_up,
@@ -26,14 +26,11 @@ from meshcore.testing.contract.model import (
 
 def opened_bytes_follow_the_spec(backend: Backend) -> None:
     """``empty`` and ``zeros`` take what the byte rule says, and not a byte more."""
-    for n in (numel_of(backend), 0, 64 * numel_of(backend)):
-        for dtype in dtypes_of(backend):
-            for placement in Placement:
-                for memory in Memory:
-                    spec = BufferSpec(n, dtype, placement, memory)
-                    for array in (backend.empty(spec), backend.zeros(spec)):
-                        expect_nbytes(backend, array, spec)
-                        give_up(backend, array)
+    n = numel_of(backend)
+    for spec in (*assorted_specs(backend, n), sharded(0), sharded(64 * n), replicated(64 * n)):
+        for array in (backend.empty(spec), backend.zeros(spec)):
+            expect_nbytes(backend, array, spec)
+            give_up(backend, array)
 
 
 def moved_bytes_follow_the_spec(backend: Backend) -> None:

@@ -30,15 +30,16 @@ from meshcore.testing.contract.model import (
 def write_fills_a_range(backend: Backend) -> None:
     """Ranges of one, some and all elements; what lies outside keeps its value."""
     n = numel_of(backend)
-    for dtype in dtypes_of(backend):
+    ranges = [("float32", a, b) for a, b in ((0, n), (0, 1), (n - 1, n), (n - 3, n), (2, 2))]
+    ranges += [(dtype, 1, 4) for dtype in dtypes_of(backend)]
+    for dtype, start, stop in ranges:
         spec = replicated(n, dtype)
-        for start, stop in ((0, n), (0, 1), (n - 1, n), (1, 4), (n - 3, n), (2, 2)):
-            array = open_with(backend, spec, np.ones(n))
-            array = backend.write(array, spec, start, values(stop - start, dtype, 2))
-            want = np.ones(n).astype(numpy_dtype(dtype))
-            want[start:stop] = values(stop - start, dtype, 2)
-            expect(backend, array, spec, want)
-            give_up(backend, array)
+        array = open_with(backend, spec, np.ones(n))
+        array = backend.write(array, spec, start, values(stop - start, dtype, 2))
+        want = np.ones(n).astype(numpy_dtype(dtype))
+        want[start:stop] = values(stop - start, dtype, 2)
+        expect(backend, array, spec, want)
+        give_up(backend, array)
 
 
 def write_by_rank_leaves_absent_ranks_alone(backend: Backend) -> None:
