@@ -130,11 +130,11 @@ def draw_losses(runs: Sequence[Run], path: Path) -> None:
         label = f"{run.title}: held-out {run.outcome['heldout_loss']:.4f}"
         above.plot(steps, losses, color=colour, lw=width, ls=dash, label=label)
         if run is not runs[0]:
-            off = np.maximum(np.abs(losses - first), 1e-8)
-            below.semilogy(steps, off, color=colour, lw=1.2, label=run.title)
+            off = np.abs(losses - first)
+            below.semilogy(steps[off > 0], off[off > 0], ".", color=colour, ms=4)
     above.set_ylabel("training loss, nats a byte")
     above.legend(frameon=False)
-    below.set_ylabel("off the first")
+    below.set_ylabel("off the first run")
     below.set_xlabel("step")
     for axes in (above, below):
         _plain(axes)
@@ -158,34 +158,32 @@ def draw_memory(runs: Sequence[Run], path: Path, *, whole_nbytes: int) -> None:
     for (left, right), run in zip(rows, chunked, strict=True):
         _draw_step(left, run, whole_nbytes)
         _draw_peaks(right, run)
-    rows[0][0].legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0.0, 0.93))
-    rows[0][1].legend(frameon=False)
+    patches = [mpl.patches.Patch(color=colour, label=c) for c, colour in COLOURS.items()]
+    figure.legend(handles=patches, loc="outside lower left", ncols=len(patches), frameon=False)
+    rows[0][1].legend(frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def _draw_step(axes: Any, run: Run, whole_nbytes: int) -> None:
     timeline = run.planned["timeline"]
-    shown = [c for c in COLOURS if any(sample[c] for sample in timeline)]
-    order = sorted(shown, key=lambda c: -min(sample[c] for sample in timeline))
+    order = ("optimizer", "param", "grad", "staging")  # what hardly changes lies below
     stacks = [[sample[c] / MIB for sample in timeline] for c in order]
     colours = [COLOURS[c] for c in order]
-    axes.stackplot(range(len(timeline)), stacks, colors=colours, labels=order, step="post", lw=0)
-    axes.axhline(whole_nbytes / MIB, color="#222222", ls="--", lw=1)
-    axes.annotate(
-        "unsharded: weights, gradients, both moments",
-        (0.99, whole_nbytes / MIB),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-    )
-    axes.set_ylim(0, 1.2 * whole_nbytes / MIB)
+    axes.stackplot(range(len(timeline)), stacks, colors=colours, step="post", lw=0)
+    top = whole_nbytes / MIB
+    axes.axhline(top, color="#222222", ls="--", lw=1)
+    backward = next(i for i, sample in enumerate(timeline) if sample["grad"])
+    axes.vlines(backward, 0, 0.95 * top, color="#222222", ls=":", lw=1)
+    note = {"textcoords": "offset points", "fontsize": 8.5}
+    axes.annotate("unsharded: weights, gradients, both moments", (0, top), (3, 4), **note)
+    axes.annotate("forward", (0, 0.87 * top), (3, 0), **note)
+    axes.annotate("backward, update", (backward, 0.87 * top), (4, 0), **note)
+    axes.set_ylim(0, 1.15 * top)
     axes.set_xlim(0, len(timeline) - 1)
-    axes.set_title(f"{run.title}: a rank during one step", loc="left", fontsize=10)
+    axes.set_title(f"{run.title}: one rank during one step", loc="left", fontsize=10)
     axes.set_ylabel("MiB")
-    axes.set_xlabel("buffers opened and closed: forward, backward, update")
+    axes.set_xlabel("buffers that open and close", fontsize=9)
     _plain(axes)
 
 
@@ -196,8 +194,9 @@ def _draw_peaks(axes: Any, run: Run) -> None:
         heights = [peaks[witness][c] / MIB for c in shown]
         at = np.arange(len(shown)) + 0.27 * (place - 1)
         axes.bar(at, heights, width=0.25, color="#333333", alpha=shade, label=witness)
-    axes.set_xticks(range(len(shown)), shown, fontsize=8)
-    axes.set_title("peaks of one rank", loc="left", fontsize=10)
+    axes.set_xticks(range(len(shown)), shown, fontsize=7)
+    axes.set_title("its peaks, by three witnesses", loc="left", fontsize=10)
+    axes.set_ylabel("MiB")
     _plain(axes)
 
 

@@ -9,6 +9,7 @@ ever dirty.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,17 +179,13 @@ class Chunk:
         if home.spec == target:
             self._full = home
             return
-        source = self._to_device(home)
-        try:
-            if source.spec == target:
-                self._full = source
-                return
-            self._full = self._pool.move(
-                source, target, name=f"{self.name}.full", category=Category.PARAM, wait=wait
-            )
-        finally:
-            if source is not home and source is not self._full:
-                self._pool.discard(source)
+        source, name, category = self._to_device(home), f"{self.name}.full", Category.PARAM
+        if source.spec == target:
+            self._full = source
+        elif source is home:
+            self._full = self._pool.move(home, target, name=name, category=category, wait=wait)
+        else:
+            self._full = self._pool.forward(source, target, name=name, category=category)
 
     def wait(self) -> None:
         """Complete a gather that is in flight; on failure the chunk is as before it."""
@@ -197,8 +194,10 @@ class Chunk:
         try:
             self._pool.wait(self._full)
         except BaseException:
-            self._full = None
+            full, self._full = self._full, None
             self.accessed = False
+            with contextlib.suppress(Exception):
+                self._pool.discard(full)  # it is gone, unless only scratch could not be freed
             raise
 
     def release(self) -> None:
@@ -344,14 +343,12 @@ class Chunk:
         target = self._spec(home.spec.dtype, Placement.REPLICATED)
         if may_alias and home.spec == target:
             return home
-        source = self._to_device(home)
+        source, name = self._to_device(home), f"{self.name}.whole"
         if source.spec == target:
             return source
-        try:
-            return self._pool.move(source, target, name=f"{self.name}.whole", category=category)
-        finally:
-            if source is not home:
-                self._pool.discard(source)
+        if source is home:
+            return self._pool.move(home, target, name=name, category=category)
+        return self._pool.forward(source, target, name=name, category=category)
 
     def _to_device(self, buffer: Buffer) -> Buffer:
         """The buffer itself, or a copy of it in device memory."""

@@ -153,14 +153,12 @@ class ChunkGradient:
         try:
             for placement in middle:
                 passed.append(self._move_partial(passed[-1], placement))
-            self._reduce_last(passed[-1], last, 1.0 / divisor)
+            self._reduce_last(passed[-1], last, 1.0 / divisor, used)
         except BaseException:
+            done = passed[1:] if self.is_accumulating else passed
             with contextlib.suppress(Exception):
-                self._pool.discard(*passed[1:])
+                self._pool.discard(*done)
             raise
-        self.used.update(used)
-        self._full = None  # from here on the addend is counted: a retry must not add it again
-        self._said.clear()
         self._pool.discard(*passed)
         if memory is not None:
             self.move(memory)
@@ -173,10 +171,17 @@ class ChunkGradient:
             category=Category.GRAD,
         )
 
-    def _reduce_last(self, source: Buffer, placement: Placement, scale: float) -> None:
+    def _reduce_last(
+        self, source: Buffer, placement: Placement, scale: float, used: Collection[str]
+    ) -> None:
         shard = self.reduced
         if shard is not None:
-            self._pool.add_into(source, shard, scale=scale)
+            version = shard.version
+            try:
+                self._pool.add_into(source, shard, scale=scale)
+            finally:  # it may have added and failed to free scratch
+                if shard.version != version:
+                    self._count(used)
             return
         self._shard = self._pool.move(
             source,
@@ -185,6 +190,13 @@ class ChunkGradient:
             category=Category.GRAD,
             scale=scale,
         )
+        self._count(used)
+
+    def _count(self, used: Collection[str]) -> None:
+        """The addend is in the reduced gradient: a retry must not add it again."""
+        self.used.update(used)
+        self._full = None
+        self._said.clear()
 
     def _complete_full(self) -> None:
         """A process without an addend adds zeros; all agree that each could."""
@@ -245,16 +257,13 @@ class ChunkGradient:
         source = self._on_device(shard)
         if source.spec.placement is Placement.REPLICATED:
             return source, source is not shard
-        try:
-            whole = self._pool.move(
-                source,
-                self._spec(Placement.REPLICATED, reduced=True),
-                name=f"{self.layout.name}.grad_whole",
-                category=Category.STAGING,
-            )
-        finally:
-            if source is not shard:
-                self._pool.discard(source)
+        move = self._pool.move if source is shard else self._pool.forward
+        whole = move(
+            source,
+            self._spec(Placement.REPLICATED, reduced=True),
+            name=f"{self.layout.name}.grad_whole",
+            category=Category.STAGING,
+        )
         return whole, True
 
     def read(self, slots: Sequence[Slot]) -> list[Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from meshcore.errors import MeshError, NotInMeshError
@@ -242,8 +242,14 @@ def _as_int(value: object, what: str) -> int:
     return int(number)
 
 
+def _as_tuple(values: object, what: str) -> tuple[object, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise MeshError(f"{what} of a mesh is a sequence, such as a list, not {values!r}")
+    return tuple(values)
+
+
 def _check_ids(ids: Sequence[int]) -> tuple[int, ...]:
-    checked = tuple(_as_int(id_, "a mesh id") for id_ in ids)
+    checked = tuple(_as_int(id_, "a mesh id") for id_ in _as_tuple(ids, "ids"))
     if not checked:
         raise MeshError("a mesh needs at least one id, and got none")
     negative = [id_ for id_ in checked if id_ < 0]
@@ -258,7 +264,7 @@ def _check_ids(ids: Sequence[int]) -> tuple[int, ...]:
 def _check_shape(shape: Sequence[int] | None, size: int) -> tuple[int, ...]:
     if shape is None:
         return (size,)
-    checked = tuple(_as_int(extent, "an axis size") for extent in shape)
+    checked = tuple(_as_int(extent, "an axis size") for extent in _as_tuple(shape, "shape"))
     if not checked or min(checked) < 1:
         raise MeshError(f"axis sizes are 1 or more, and there is one at least; got shape {checked}")
     if math.prod(checked) != size:
@@ -274,10 +280,11 @@ def _check_axis_names(names: Sequence[str] | None, ndim: int) -> tuple[str, ...]
         if ndim == 1:
             return (_DEFAULT_AXIS,)
         raise MeshError(f"a mesh with {ndim} axes needs axis_names, one name an axis")
-    checked = (names,) if isinstance(names, str) else tuple(names)
-    bad = [name for name in checked if not isinstance(name, str) or not name]
+    given = (names,) if isinstance(names, str) else _as_tuple(names, "axis_names")
+    bad = [name for name in given if not isinstance(name, str) or not name]
     if bad:
-        raise MeshError(f"axis names are non-empty strings; got {bad[0]!r} in {checked}")
+        raise MeshError(f"axis names are non-empty strings; got {bad[0]!r} in {given}")
+    checked = tuple(str(name) for name in given)
     if len(checked) != ndim:
         raise MeshError(f"axis_names {checked} has {len(checked)} names and the mesh {ndim} axes")
     if len(set(checked)) != len(checked):

@@ -178,6 +178,19 @@ class Pool:
             self._launch(Flight(src, dst, scratch))
         return dst
 
+    def forward(
+        self, temporary: Buffer, spec: BufferSpec, *, name: str, category: Category
+    ) -> Buffer:
+        """Move a buffer that nobody else knows, and give it up; a failure gives both up."""
+        buffers = [temporary]
+        try:
+            buffers.append(self.move(temporary, spec, name=name, category=category))
+            self.discard(temporary)
+        except BaseException:
+            self._abandon([buffer for buffer in buffers if buffer not in self.leftovers])
+            raise
+        return buffers[-1]
+
     def _move_whole(
         self,
         src: Buffer,

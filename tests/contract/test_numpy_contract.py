@@ -45,6 +45,18 @@ class BorrowedProfileHarness(BackendHarness):
         return BackendOptions(profile=BORROWED_PROFILE)
 
 
+class FewDtypesHarness(BackendHarness):
+    """float32 is all that a backend must have; the rest is tried where it is listed."""
+
+    backend_name = "numpy"
+
+    def mesh_cases(self) -> Sequence[MeshCase]:
+        return (line(2, 0, 1),)
+
+    def options(self) -> BackendOptions:
+        return BackendOptions(profile=TransferProfile(name="few", dtypes=("float32",)))
+
+
 class UnpoisonedHarness(BackendHarness):
     """Without a wrapper in between: the bare backend, on one mesh."""
 
@@ -73,6 +85,10 @@ class TestNumpy(BackendContract):
 
 class TestNumpyWithBorrowedProfile(BackendContract):
     harness = BorrowedProfileHarness()
+
+
+class TestNumpyWithFewDtypes(BackendContract):
+    harness = FewDtypesHarness()
 
 
 class TestNumpyUnpoisoned(BackendContract):

@@ -243,6 +243,16 @@ BAD = {
         {"ids": [0, 1, 2], "shape": (2, 2), "axis_names": ("a", "b")},
         r"shape \(2, 2\) holds 4 devices and there are 3 ids; .* must be 3",
     ),
+    "ids that are a number": ({"ids": 3}, "ids of a mesh is a sequence, such as a list, not 3"),
+    "ids that are a string": (
+        {"ids": "01"},
+        "ids of a mesh is a sequence, such as a list, not '01'",
+    ),
+    "a shape that is a number": (
+        {"ids": [0, 1], "shape": 2},
+        "shape of a mesh is a sequence.*not 2",
+    ),
+    "names that are a number": ({"ids": [0, 1], "axis_names": 2}, "axis_names of .* not 2"),
     "an empty shape": ({"ids": [0], "shape": ()}, r"one at least; got shape \(\)"),
     "a size of 0": (
         {"ids": [0, 1], "shape": (2, 0), "axis_names": ("a", "b")},
@@ -285,3 +295,12 @@ def test_an_unknown_axis_is_refused_with_the_known_ones(axis):
         message = re.escape(f"axis {axis!r} is not in the mesh; it has the axes ['a', 'b']")
         with pytest.raises(MeshError, match=message):
             call(axis)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bad"),
+    [((4,), "4"), (("ab",), "'ab'"), (([0, 1], 2), "2"), (([0, 1], (2,), 5), "5")],
+)
+def test_what_is_no_sequence_is_a_mesh_error(arguments, bad):
+    with pytest.raises(MeshError, match=f"is a sequence, such as a list, not {bad}"):
+        DeviceMesh(*arguments)

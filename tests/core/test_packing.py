@@ -198,6 +198,7 @@ def waste_at(sizes, capacity, align, shards):
 )
 @example(sizes=[0, 0], align=1, shards=1, most=5)
 @example(sizes=[3, 3, 3, 3], align=1, shards=1, most=3)
+@example(sizes=[3, 3, 3, 3], align=1, shards=1, most=6)  # two of 6 or four of 3: equal
 @example(sizes=[5, 1, 5, 1, 5, 1], align=4, shards=3, most=100)
 def test_the_best_capacity_equals_brute_force(sizes, align, shards, most):
     candidates = range(max(sizes), max(most, *sizes, 0) + 1)
@@ -251,6 +252,11 @@ def test_the_search_beats_a_scan_on_a_mixture_of_experts():
     waste = waste_at(sizes, found, 16, 8)
     tried = range(max(sizes), 2 * max(sizes), 16 * 8 * 160033)
     assert waste <= min(waste_at(sizes, capacity, 16, 8) for capacity in tried)
+
+
+def test_without_elements_the_best_capacity_is_0():
+    assert best_capacity([], max_capacity_numel=9) == 0
+    assert best_capacity([0, 0], max_capacity_numel=9) == 0
 
 
 @pytest.mark.parametrize(("sizes", "align", "shards"), [([1], 0, 1), ([1], 1, 0), ([1, -2], 1, 1)])

@@ -75,6 +75,12 @@ def test_bad_buffer_specs_are_refused():
         spec(P.SHARDED, "float31")
 
 
+def test_equal_buffer_specs_are_one_key():
+    specs = [spec(p, d, m, n) for p in P for d in ALL_DTYPES for m in Memory for n in (4, 8)]
+    again = [spec(p, d, m, n) for p in P for d in ALL_DTYPES for m in Memory for n in (4, 8)]
+    assert len({*specs, *again}) == len(specs)
+
+
 def test_a_buffer_spec_reads_as_a_phrase():
     text = str(spec(P.SHARDED_PARTIAL, "bfloat16", Memory.HOST))
     assert text == "8 x bfloat16 sharded_partial on host"

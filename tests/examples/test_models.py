@@ -59,7 +59,8 @@ def jax_loss_and_grads(model, weights, batch):
             x = jax_model.forward(unit.kind, model, unit.local(weights), x)
         return jax_model.loss(x, jnp.asarray(batch.targets.astype(np.int32)))
 
-    loss, grads = jax.value_and_grad(whole_loss)({n: jnp.array(v) for n, v in weights.items()})
+    both = jax.jit(jax.value_and_grad(whole_loss))  # one program; op by op is many
+    loss, grads = both({n: jnp.array(v) for n, v in weights.items()})
     return float(loss), {n: np.asarray(g) for n, g in grads.items()}
 
 

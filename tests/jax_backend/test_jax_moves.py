@@ -71,7 +71,7 @@ def moves_of(backend):
     n = 4 * backend.roles.shards
     split = SHARDED_PARTIAL if backend.roles.replicas > 1 else SHARDED
     host = Memory.HOST
-    pairs = [
+    return [
         (BufferSpec(n, "float32", SHARDED), BufferSpec(n, "float32", REPLICATED)),
         (BufferSpec(n, "float32", REPLICATED), BufferSpec(n, "float32", SHARDED)),
         (BufferSpec(n, "float32", REPLICATED), BufferSpec(n, "bfloat16", REPLICATED)),
@@ -82,7 +82,6 @@ def moves_of(backend):
         (BufferSpec(n, "float32", SHARDED, host), BufferSpec(n, "float32", SHARDED)),
         (BufferSpec(n, "float32", SHARDED, host), BufferSpec(n, "float32", REPLICATED, host)),
     ]
-    return pairs
 
 
 def test_no_result_shares_storage_with_its_source(backend):

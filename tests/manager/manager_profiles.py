@@ -26,9 +26,11 @@ JAX_LIKE = TransferProfile(name="jax-like", preallocates=False)
 STAGED = TransferProfile(
     name="staged",
     forms={
-        MoveKind.GATHER: (MoveForm("small"), MoveForm("large", 100, (Staging("peers", "dst"),))),
+        MoveKind.GATHER: (MoveForm("small"), MoveForm("large", 20, (Staging("peers", "dst"),))),
+        MoveKind.REDUCE_SCATTER: TORCH_LIKE.forms[MoveKind.REDUCE_SCATTER],
         MoveKind.ALL_REDUCE: (MoveForm("whole", 0, (Staging("full", "src"),)),),
+        MoveKind.REPLICA_SUM: TORCH_LIKE.forms[MoveKind.REPLICA_SUM],
     },
     shells=frozenset({Memory.DEVICE}),
 )
-"""Scratch for gathers by size, and shells on the device only."""
+"""Scratch for every collective, and shells on the device only."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pytest
-from manager_profiles import JAX_LIKE, TORCH_LIKE
+from manager_profiles import JAX_LIKE, STAGED
 from manager_scenario import Model, Step, manager_on, placement, start_values, training
 from manager_support import all_used
 from manager_witness import CountingBackend, FaultyCountingBackend
@@ -19,13 +19,14 @@ from meshcore.backend import Backend, TransferProfile
 from meshcore.reference import NUMPY_PROFILE
 from meshcore.testing import InjectedFaultError, grid
 
-PROFILES = (NUMPY_PROFILE, TORCH_LIKE, JAX_LIKE)
+PROFILES = (NUMPY_PROFILE, STAGED, JAX_LIKE)
 MESH = grid((3, 0, 2, 1), 2, 2)
 
 Scenario: TypeAlias = Callable[[Backend], list[Step]]
 
-MAY_LOSE = ("write", "scale", "redistribute", "wait")
-"""Verbs that may have consumed what they were given; a move does so where it adds."""
+MAY_LOSE = ("write", "scale", "redistribute", "wait", "nbytes")
+"""Verbs that may have consumed what they were given: a move does so where it adds, and after an
+update the bytes of the successors are measured."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +75,8 @@ class Loop:
             at += 1
             if failed:
                 model.check(manager)
-        model.check(manager)
+        if backend.fired:
+            model.check(manager)
         self.close(manager)
         return backend.fired is not None
 
@@ -159,4 +161,4 @@ def test_every_call_of_a_training_step_fails_once(profile: TransferProfile, when
 def test_every_call_of_moves_between_memories_fails_once(profile: TransferProfile, when: str):
     fired = loop(placement, profile, when)
     assert fired >= {"zeros", "redistribute", "write", "wait", "free", "to_numpy"}
-    assert ("drop" in fired) is (profile is TORCH_LIKE)
+    assert ("drop" in fired) is (profile is STAGED)

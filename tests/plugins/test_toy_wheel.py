@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.slow
 
 LISTING = """
 import json, sys

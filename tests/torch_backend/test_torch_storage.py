@@ -170,7 +170,8 @@ def test_works_in_inference_mode_and_is_trainable_afterwards(backend):
         array = backend.empty(WHOLE, shell)
         copy = backend.read(array, WHOLE, 0, 8, copy=True)
         share = backend.square_sum(array, WHOLE, [(0, 8)])
-    for tensor in (array, copy, share):
+        assert backend.total([share]) == 8.0
+    for tensor in (array, copy):
         assert not tensor.is_inference()
     backend.scale(array, WHOLE, 3.0)
     weight = torch.nn.Parameter(array)

@@ -66,6 +66,11 @@ def test_free_waits_for_what_is_in_flight(workers):
     workers.run(torch_ranks.freed_in_flight, MESHES["four"])
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_everything_works_in_inference_mode(workers, profile):
+    workers.run(torch_ranks.all_in_inference_mode, MESHES["four permuted"], PROFILES[profile])
+
+
 @pytest.mark.parametrize("placement", [Placement.SHARDED, Placement.REPLICATED])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_total_counts_valid_elements_once_and_is_equal_everywhere(workers, mesh, placement):

@@ -268,6 +268,14 @@ def freed_in_flight(case):
             dist.barrier()
 
 
+def all_in_inference_mode(case, profile):
+    """Moves, sums and control work inside inference mode, on buffers that were made outside."""
+    with torch.inference_mode():
+        local_moves_and_gathers(case, ("float32", "bfloat16"), profile, 5)
+        sums_equal_mesh_order(case, profile, 5, "bfloat16")
+        norm_of(case, np.ones(20, np.float32), [(0, 20)], Placement.SHARDED, 5)
+
+
 # --- norms and control ------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
 
 from meshcore import BackendError, MeshError
 
@@ -46,32 +45,29 @@ def emulate_cpu(devices: int) -> None:
         MeshError: fewer than one device, or jax runs already with fewer.
     """
     env = emulated_cpu_env(devices)
-    if "jax" in sys.modules:
-        import jax
-
-        if _jax_has_started():
-            have = len(jax.devices("cpu"))
-            if have < devices:
-                raise MeshError(
-                    f"{devices} emulated CPU devices were asked for, but jax has started with "
-                    f"{have}; call emulate_cpu before the first use of jax, or start the process "
-                    f"with the environment of emulated_cpu_env({devices})"
-                )
-            return
-        jax.config.update("jax_platforms", "cpu")
+    if "jax" in sys.modules and not _configure(devices):
+        return
     os.environ.update(env)
 
 
-def _jax_has_started() -> bool:
-    """jax refuses to change its number of CPU devices once its client is there."""
+def _configure(devices: int) -> bool:
+    """Tell a jax that is imported already; False if it runs already with enough devices."""
     import jax
 
-    config: Any = jax.config  # its flags are not in its type
     try:
-        config.update("jax_num_cpu_devices", config.jax_num_cpu_devices)
-    except RuntimeError:
-        return True
-    return False
+        # jax refuses this once its client is there, and says so in no other public way.
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError as error:
+        have = len(jax.devices("cpu"))
+        if have >= devices:
+            return False
+        raise MeshError(
+            f"{devices} emulated CPU devices were asked for, but jax has started with {have}; call "
+            "emulate_cpu before the first use of jax, or start the process with the environment of "
+            f"emulated_cpu_env({devices})"
+        ) from error
+    jax.config.update("jax_platforms", "cpu")
+    return True
 
 
 def initialize_distributed(

@@ -46,6 +46,7 @@ def host_copy(values: Any, dtype: str) -> Any:
         values = values.detach().cpu()
         if str(values.dtype).startswith(("torch.bfloat16", "torch.float8")):
             values = values.float()  # exact, and numpy takes it
+        values = values.numpy()
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(values, dtype=jnp.dtype(dtype), order="C", copy=True)
 

@@ -106,9 +106,8 @@ class TorchBackend:
         memory = Memory.DEVICE if array.device.type == self.device.type else Memory.HOST
         # A late message of a failed collective may still arrive in its buffers.
         keeps = memory in self.profile.shells and not (self._has_failed or self._closed)
-        with torch.no_grad(), torch.inference_mode(False):
-            shell = array.detach() if keeps else None
-            _empty(array)
+        shell = array.detach() if keeps else None
+        _empty(array)
         return shell
 
     def drop(self, shell: torch.Tensor) -> None:
@@ -140,14 +139,15 @@ class TorchBackend:
         if src.numel == 0:
             return target
         kind = move_kind(src, dst, self.roles)
-        group = None
+        group, form = None, ""
         if self.roles.group_size(kind) > 1:
             group = self._groups.get(PURPOSES[kind])
+            form = self.profile.form(src, dst, self.roles).name
         move = Move(
             kind,
             src,
             dst,
-            form=self.profile.form(src, dst, self.roles).name,
+            form=form,
             shards=self.roles.shards,
             index=self._index,
             source=source,
@@ -267,7 +267,7 @@ class TorchBackend:
             offset = low if spec.placement.is_split else 0
             clipped = ((max(a, low), min(b, low + shard)) for a, b in valid)
             ranges = [(a - offset, b - offset) for a, b in clipped if a < b]
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.no_grad():
             return tensors.square_sum(local, ranges)
 
     def total(self, parts: Sequence[torch.Tensor]) -> float:
@@ -344,7 +344,7 @@ def _started(move: Move, group: Group | None) -> Started:
 
 def _empty(tensor: torch.Tensor) -> None:
     """Take the storage away from a tensor; views of it keep theirs."""
-    with torch.no_grad(), torch.inference_mode(False):
+    with torch.no_grad():
         tensor.set_()  # type: ignore[call-overload]  # the form without arguments is not annotated
 
 

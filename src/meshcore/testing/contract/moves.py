@@ -174,7 +174,7 @@ def source_and_result_are_apart(backend: Backend) -> None:
         (split, whole),
         (whole, split),
         (whole, replace(whole, memory=Memory.HOST)),
-        (whole, replace(whole, dtype="float16")),
+        *((whole, replicated(n, dtype)) for dtype in dtypes_of(backend, floating=True)[1:2]),
     ]
     for src, dst in moves:
         source = open_with(backend, src, values(n, "float32"))

@@ -12,6 +12,7 @@ from meshcore.spec import BufferSpec, Memory, Placement, reduce_path
 from meshcore.testing.contract.model import (
     Case,
     assorted_specs,
+    dtypes_of,
     expect_counts,
     expect_nbytes,
     give_up,
@@ -38,7 +39,8 @@ def moved_bytes_follow_the_spec(backend: Backend) -> None:
     n = numel_of(backend)
     near, whole = sharded(n), replicated(n)
     far = replace(near, memory=Memory.HOST)
-    chains = [[near, whole, near], [near, far, near], [near, replicated(n, "float16")]]
+    chains = [[near, whole, near], [near, far, near]]
+    chains += [[near, replicated(n, dtype)] for dtype in dtypes_of(backend, floating=True)[1:2]]
     chains += [
         [BufferSpec(n, "float32", placement) for placement in reduce_path(backend.roles, home)]
         for home in (Placement.SHARDED, Placement.REPLICATED)
