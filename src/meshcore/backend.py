@@ -92,6 +92,8 @@ class TransferProfile:
     has_data: bool = True
 
     def __post_init__(self) -> None:
+        for dtype in self.dtypes:
+            itemsize(dtype)
         for kind, forms in self.forms.items():
             starts = [form.from_nbytes for form in forms]
             if not forms or starts[0] != 0 or starts != sorted(set(starts)):
@@ -159,7 +161,7 @@ class TransferProfile:
             )
         except MeshcoreError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SpecError(f"this is no transfer profile: {error!r}") from error
 
 
@@ -246,7 +248,7 @@ class Backend(Protocol):
         The source is neither changed nor freed, and the result never aliases it. A gather casts on
         the source side, before the transport. A sum casts its addends to the destination's dtype
         (float32 or wider) before adding, then multiplies the sum by ``scale``, then stores it, or
-        with ``add`` adds it to what ``into`` holds. ``scratch`` is what ``scratch_specs`` asked for.
+        with ``add`` adds it to what ``into`` holds. ``scratch`` is what ``scratch_specs`` asks for.
         """
         ...
 

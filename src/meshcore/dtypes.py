@@ -36,9 +36,9 @@ def itemsize(dtype: str) -> int:
     """
     try:
         return _ITEMSIZE[dtype]
-    except KeyError:
+    except (KeyError, TypeError):  # TypeError: not even hashable
         raise SpecError(
-            f"dtype {dtype!r} is not known; known are {', '.join(_ITEMSIZE)}; use one of these names"
+            f"dtype {dtype!r} is not known; known are {', '.join(_ITEMSIZE)}; use one of these"
         ) from None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from operator import index
 
 from meshcore.dtypes import is_floating, itemsize
 from meshcore.errors import DuplicateNameError, SpecError, UnknownTensorError
@@ -35,14 +35,26 @@ class ParamSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise SpecError(f"a tensor's name is a non-empty string, not {self.name!r}")
-        shape = tuple(int(dim) for dim in self.shape)
-        if any(dim < 0 for dim in shape):
-            raise SpecError(f"tensor {self.name!r} has the shape {shape}; dims are 0 or more")
         itemsize(self.dtype)
         if isinstance(self.ties, str):
             raise SpecError(f"ties of {self.name!r} is a sequence of names, not the string itself")
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "ties", tuple(self.ties))
+        ties = tuple(self.ties)
+        if not all(isinstance(tie, str) and tie for tie in ties):
+            raise SpecError(f"ties of {self.name!r} are non-empty strings, not {ties}")
+        object.__setattr__(self, "shape", self._checked_shape())
+        object.__setattr__(self, "ties", ties)
+
+    def _checked_shape(self) -> tuple[int, ...]:
+        try:
+            shape = tuple(index(dim) for dim in self.shape)
+        except TypeError:
+            shape = (-1,)
+        if any(dim < 0 for dim in shape):
+            raise SpecError(
+                f"tensor {self.name!r} has the shape {self.shape!r}; a shape is a sequence of ints "
+                "that are 0 or more"
+            )
+        return shape
 
     @property
     def numel(self) -> int:
@@ -163,7 +175,10 @@ class ChunkPlan:
                             "must be distinct"
                         )
                     where[name] = (chunk.index, position)
-        object.__setattr__(self, "_where", MappingProxyType(where))
+        object.__setattr__(self, "_where", where)  # no proxy: plans are pickled
+
+    def __iter__(self) -> Iterator[ChunkLayout]:
+        return iter(self.chunks)
 
     @property
     def specs(self) -> tuple[ParamSpec, ...]:

@@ -84,7 +84,7 @@ class Ledger:
         self._used = empty_table()
         self._peak = empty_table()
         self._peak_total = {memory.value: 0 for memory in Memory}
-        self._reserved_nbytes = {memory: 0 for memory in Memory}
+        self._reserved_nbytes = dict.fromkeys(Memory, 0)
 
     def open(self, key: int, entry: Entry) -> None:
         """A buffer came to life; peaks are taken here."""

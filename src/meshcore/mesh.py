@@ -50,7 +50,7 @@ class DeviceMesh:
         checked_ids = _check_ids(ids)
         checked_shape = _check_shape(shape, len(checked_ids))
         names = _check_axis_names(axis_names, len(checked_shape))
-        unknown = sorted(set(links or {}) - set(names))
+        unknown = sorted(set(links or {}) - set(names), key=str)
         if unknown:
             raise MeshError(f"links name the axes {unknown}; the mesh has {list(names)}")
         set_once = object.__setattr__
@@ -62,6 +62,9 @@ class DeviceMesh:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"DeviceMesh is immutable; make a new one to change {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"DeviceMesh is immutable; {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (self.ids, self.shape, self.axis_names, dict(self.links)))
@@ -235,7 +238,7 @@ def _shown(ids: Sequence[int], most: int = 16) -> str:
 def _as_int(value: object, what: str) -> int:
     try:
         number = value.__index__()  # type: ignore[attr-defined]  # what index() would do, without bool
-    except AttributeError:
+    except (AttributeError, TypeError):
         raise MeshError(f"{what} must be an int, not {value!r}") from None
     if isinstance(value, bool):
         raise MeshError(f"{what} must be an int, not {value!r}")

@@ -1,4 +1,4 @@
-"""Placements, memory kinds, buffer specs, axis roles, and the moves that may be asked of a backend."""
+"""Placements, memory kinds, buffer specs, axis roles, and the moves that a backend may be asked."""
 
 from __future__ import annotations
 
@@ -58,14 +58,18 @@ class BufferSpec:
 
     def __post_init__(self) -> None:
         itemsize(self.dtype)
-        if self.numel < 0:
-            raise SpecError(f"a buffer has 0 or more elements, not {self.numel}")
+        if type(self.numel) is not int or self.numel < 0:
+            raise SpecError(f"a buffer has 0 or more elements, not {self.numel!r}")
         # Specs are keys of the pool's tables on every call: hash once.
         key = (self.numel, self.dtype, self.placement.value, self.memory.value)
         object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Hashes of strings differ from process to process: never ship one.
+        return (BufferSpec, (self.numel, self.dtype, self.placement, self.memory))
 
     def local_numel(self, shards: int) -> int:
         """Elements that one rank holds."""
@@ -246,10 +250,15 @@ def check_move(
 def reduce_path(roles: AxisRoles, home: Placement) -> tuple[Placement, ...]:
     """Placements that a gradient passes from PARTIAL to its home, both included.
 
+    Raises:
+        SpecError: the home is an addend.
+
     >>> roles = AxisRoles(DeviceMesh(range(4), (2, 2), ("replica", "shard")), "shard", "replica")
     >>> [p.name for p in reduce_path(roles, Placement.SHARDED)]
     ['PARTIAL', 'SHARDED_PARTIAL', 'SHARDED']
     """
+    if home.is_addend:
+        raise SpecError(f"the home of a gradient is SHARDED or REPLICATED, not {home.name}")
     if home is Placement.SHARDED and roles.replicas > 1:
         return (Placement.PARTIAL, Placement.SHARDED_PARTIAL, Placement.SHARDED)
     return (Placement.PARTIAL, home)

@@ -101,7 +101,9 @@ def broken(**changes):
         broken(forms={"gather": [{"name": "a", "from_nbytes": 0, "staging": [["full"]]}]}),
         broken(forms={"gather": [{"name": "a", "from_nbytes": 0, "staging": 3}]}),
         broken(shells=["moon"]),
+        broken(forms=3),
         broken(dtypes=3),
+        broken(dtypes="float32"),
     ],
 )
 def test_text_that_is_no_profile_is_refused(text):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
+import pickle
 
 import pytest
 from hypothesis import given
@@ -63,7 +65,12 @@ def test_a_spec_is_a_value():
     [
         ({"name": ""}, "non-empty string, not ''"),
         ({"name": 3}, "non-empty string, not 3"),
-        ({"shape": (2, -1)}, r"'w' has the shape \(2, -1\); dims are 0 or more"),
+        ({"shape": (2, -1)}, r"'w' has the shape \(2, -1\); .* ints that are 0 or more"),
+        ({"shape": (2.7,)}, r"'w' has the shape \(2\.7,\)"),
+        ({"shape": 4}, "'w' has the shape 4; a shape is a sequence"),
+        ({"dtype": ["float32"]}, r"\['float32'\] is not known"),
+        ({"ties": (3,)}, r"ties of 'w' are non-empty strings, not \(3,\)"),
+        ({"ties": ("v", "")}, "ties of 'w' are non-empty strings"),
         ({"dtype": "float31"}, "'float31' is not known"),
         ({"ties": "vw"}, "ties of 'w' is a sequence of names"),
     ],
@@ -190,6 +197,18 @@ def test_an_unknown_name_is_refused_with_close_ones(name):
     assert isinstance(caught.value, LookupError)
     close = "did you mean 'block.weight'?" in str(caught.value)
     assert close == (name in ("block.weigth", ["block.weight"]))
+
+
+def test_a_plan_is_iterated_by_chunk_and_survives_pickle_and_copies():
+    specs = [ParamSpec("a", (4,), ties=("b",)), ParamSpec("c", (4,))]
+    plan = plan_chunks(specs, shards=2, capacity_numel=4)
+    assert list(plan) == list(plan.chunks)
+    assert len(list(plan)) == 2
+    for twin in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert twin == plan
+        assert hash(twin) == hash(plan)
+        assert twin.digest() == plan.digest()
+        assert twin.find("b") == plan.find("a")
 
 
 def test_a_plan_made_by_hand_is_checked_for_names_too():

@@ -214,6 +214,8 @@ def test_a_mesh_does_not_change():
     assert (mesh.ids, mesh.shape, dict(mesh.links)) == ((0, 1), (2,), {"shard": Link(1.0, 1.0)})
     with pytest.raises(AttributeError, match="'ids'"):
         mesh.ids = (1, 0)
+    with pytest.raises(AttributeError, match="'ids'"):
+        del mesh.ids
     with pytest.raises(TypeError):
         mesh.links["shard"] = Link(2.0, 2.0)
     assert mesh.ids == (0, 1)
@@ -253,6 +255,7 @@ BAD = {
         "shape of a mesh is a sequence.*not 2",
     ),
     "names that are a number": ({"ids": [0, 1], "axis_names": 2}, "axis_names of .* not 2"),
+    "an id that is numpy's bool": ({"ids": [0, np.True_]}, "must be an int, not .*True"),
     "an empty shape": ({"ids": [0], "shape": ()}, r"one at least; got shape \(\)"),
     "a size of 0": (
         {"ids": [0, 1], "shape": (2, 0), "axis_names": ("a", "b")},
@@ -276,6 +279,10 @@ BAD = {
     "a link of an unknown axis": (
         {"ids": [0, 1], "links": {"q": Link(1.0, 1.0)}},
         r"\['q'\]; the mesh has \['shard'\]",
+    ),
+    "links of unknown axes of any kind": (
+        {"ids": [0, 1], "links": {"q": Link(1.0, 1.0), 3: Link(1.0, 1.0)}},
+        r"\[3, 'q'\]; the mesh has",
     ),
 }
 

@@ -224,20 +224,24 @@ def test_uniform_plans_waste_as_little_as_any_capacity_allows(specs, shards, ali
         assert sum(chunk.waste_nbytes for chunk in chunks) == least * itemsize(key[1])
 
 
-def test_the_search_tries_16_mi_elements_and_more_only_for_a_larger_tensor():
+def test_the_search_tries_16_mi_elements_or_twice_the_largest_tensor():
     mega = 1 << 20
-    sizes = [12 * mega, 12 * mega, 1]
-    # Two chunks of 12 Mi + 1 waste 12 Mi - 1; all in one of 24 Mi + 1 would waste nothing.
-    assert waste_at(sizes, 24 * mega + 1, 1, 1) == 0
+    sizes = [12 * mega, 12 * mega, 13 * mega]
     specs = [ParamSpec(f"t{i}", (numel,)) for i, numel in enumerate(sizes)]
+    # Three chunks of 13 Mi waste 2 Mi, two of 24 Mi 11 Mi; all in one of 37 Mi would waste nothing.
+    assert waste_at(sizes, 37 * mega, 1, 1) == 0
     plan = plan_chunks(specs, shards=1, alignment_nbytes=1, mode="uniform")
-    assert [chunk.numel for chunk in plan.chunks] == [12 * mega + 1] * 2
+    assert [chunk.numel for chunk in plan.chunks] == [13 * mega] * 3
     wider = plan_chunks(
-        specs, shards=1, alignment_nbytes=1, mode="uniform", max_capacity_numel=32 * mega
+        specs, shards=1, alignment_nbytes=1, mode="uniform", max_capacity_numel=37 * mega
     )
-    assert [chunk.numel for chunk in wider.chunks] == [24 * mega + 1]
-    large = plan_chunks([ParamSpec("t", (40 * mega,))], shards=1, mode="uniform")
-    assert [chunk.numel for chunk in large.chunks] == [40 * mega]
+    assert [chunk.numel for chunk in wider.chunks] == [37 * mega]
+    # Twice the largest tensor is tried: two of 12 Mi fit together.
+    pair = plan_chunks(specs[:2], shards=1, alignment_nbytes=1, mode="uniform")
+    assert [chunk.numel for chunk in pair.chunks] == [12 * mega] * 2
+    three = [ParamSpec(f"t{i}", (n * mega,)) for i, n in enumerate((12, 1, 12))]
+    plan = plan_chunks(three, shards=1, alignment_nbytes=1, mode="uniform")
+    assert [chunk.numel for chunk in plan.chunks] == [13 * mega] * 2
 
 
 def test_the_search_beats_a_scan_on_a_mixture_of_experts():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -69,8 +73,9 @@ def test_placements_say_what_a_rank_holds():
 
 
 def test_bad_buffer_specs_are_refused():
-    with pytest.raises(SpecError, match="0 or more elements, not -1"):
-        spec(P.SHARDED, numel=-1)
+    for numel in (-1, 2.0, True, "8"):
+        with pytest.raises(SpecError, match=f"0 or more elements, not {numel!r}"):
+            spec(P.SHARDED, numel=numel)
     with pytest.raises(SpecError, match="'float31' is not known"):
         spec(P.SHARDED, "float31")
 
@@ -79,6 +84,28 @@ def test_equal_buffer_specs_are_one_key():
     specs = [spec(p, d, m, n) for p in P for d in ALL_DTYPES for m in Memory for n in (4, 8)]
     again = [spec(p, d, m, n) for p in P for d in ALL_DTYPES for m in Memory for n in (4, 8)]
     assert len({*specs, *again}) == len(specs)
+
+
+def test_a_buffer_spec_from_another_process_is_the_same_key():
+    # Hashes of strings differ between processes, so a hash must not travel with a pickled spec.
+    program = (
+        "import sys, pickle; from meshcore.spec import BufferSpec, Placement;"
+        "spec = BufferSpec(8, 'float32', Placement.SHARDED);"
+        "sys.stdout.buffer.write(pickle.dumps(spec))"
+    )
+    here = spec(P.SHARDED)
+    for seed in ("1", "2"):
+        answer = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+        twin = pickle.loads(answer.stdout)
+        assert twin == here
+        assert hash(twin) == hash(here)
+    assert copy.deepcopy(here) == here
 
 
 def test_a_buffer_spec_reads_as_a_phrase():
@@ -265,6 +292,12 @@ def test_sums_may_be_stored_wider_than_float32():
 )
 def test_reduce_path(replicas, home, expected):
     assert reduce_path(roles_of(replicas, 4), home) == expected
+
+
+@pytest.mark.parametrize("home", [P.PARTIAL, P.SHARDED_PARTIAL])
+def test_the_home_of_a_gradient_is_no_addend(home):
+    with pytest.raises(SpecError, match=f"SHARDED or REPLICATED, not {home.name}"):
+        reduce_path(roles_of(1, 2), home)
 
 
 @pytest.mark.parametrize(

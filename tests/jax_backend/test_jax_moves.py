@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import addresses, open_with, shard_of
+from conftest import MESHES, addresses, open_with, shard_of
 
 from meshcore import BufferSpec, Memory, Placement
 from meshcore.backend import TransferProfile
@@ -86,31 +86,22 @@ def moves_of(backend):
 
 def test_no_result_shares_storage_with_its_source(backend):
     for src, dst in moves_of(backend):
-        source = backend.scale(backend.zeros(src), src, 1.0)
-        before = backend.to_numpy(source)
+        source = backend.zeros(src)
         result = backend.redistribute(source, src, dst, into=None)
         assert not set(addresses(source)) & set(addresses(result)), f"{src} -> {dst}"
-        held = backend.to_numpy(result)
+        assert not source.is_deleted()
         backend.free(source)
-        for rank, values in backend.to_numpy(result).items():
-            np.testing.assert_array_equal(values, held[rank])
-        assert set(before) == set(held)
+        assert set(backend.to_numpy(result)) == set(backend.local_ranks)
 
 
-def test_a_destination_that_was_opened_first_is_taken_back(make, square):
+def test_a_destination_that_was_opened_first_is_taken_back(make):
     profile = TransferProfile(name="opened", preallocates=True)
-    opened = make(_case_of(square), profile=profile)
+    backend = make(MESHES["2x2"], profile=profile)
     src, dst = BufferSpec(4, "float32", SHARDED), BufferSpec(4, "float32", REPLICATED)
-    source, into = open_with(opened, src, [1, 2, 3, 4]), opened.empty(dst)
-    result = opened.redistribute(source, src, dst, into=into)
+    source, into = open_with(backend, src, [1, 2, 3, 4]), backend.empty(dst)
+    result = backend.redistribute(source, src, dst, into=into)
     assert into.is_deleted()
-    np.testing.assert_array_equal(opened.to_numpy(result)[0], [1, 2, 3, 4])
-
-
-def _case_of(backend):
-    from conftest import MESHES
-
-    return next(case for case in MESHES.values() if case.mesh() == backend.mesh)
+    np.testing.assert_array_equal(backend.to_numpy(result)[0], [1, 2, 3, 4])
 
 
 # --- sums -------------------------------------------------------------------------------------

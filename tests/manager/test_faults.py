@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -19,8 +20,16 @@ from meshcore.backend import Backend, TransferProfile
 from meshcore.reference import NUMPY_PROFILE
 from meshcore.testing import InjectedFaultError, grid
 
-PROFILES = (NUMPY_PROFILE, STAGED, JAX_LIKE)
+PROFILES = (
+    # The calls are among those of the staged profile.
+    pytest.param(NUMPY_PROFILE, marks=pytest.mark.slow, id="numpy"),
+    pytest.param(STAGED, id="staged"),
+    pytest.param(JAX_LIKE, id="jax-like"),
+)
 MESH = grid((3, 0, 2, 1), 2, 2)
+
+STEPS_AFTER = 4
+"""Steps that are made after a failure was recovered from, before all values are compared again."""
 
 Scenario: TypeAlias = Callable[[Backend], list[Step]]
 
@@ -42,32 +51,34 @@ class Loop:
     """Runs the scenario with one call failing, and recovers."""
 
     def __init__(
-        self, scenario: Scenario, profile: TransferProfile, k: int, when: str, *, check: bool
+        self, scenario: Scenario, profile: TransferProfile, k: int, **fault: Any
     ) -> None:
         counting = CountingBackend(MESH.roles(), profile)
-        self.backend = FaultyCountingBackend(counting, when=when)
+        self.backend = FaultyCountingBackend(counting, **fault)
         self.scenario = scenario
-        self.check = check
         self.k = k
         self.lost = False
+        self.errors: list[str] = []
 
     def run(self) -> bool:
         """Whether call k exists."""
         backend = self.backend
-        manager = manager_on(backend, check=self.check)
+        manager = manager_on(backend)
         backend.fail_at = backend.calls + self.k
         model = Model()
         plan = self.scenario(backend)
-        at = 0
-        while at < len(plan):
+        at, left = 0, len(plan)
+        while at < len(plan) and left:
             step = plan[at]
             before = all_used(manager)
             try:
                 step.run(manager)
-            except InjectedFaultError:
+            except (InjectedFaultError, mc.DeviceMemoryError) as error:
                 failed = True
+                self.errors.append(str(error))
             else:
                 failed = False
+            left = STEPS_AFTER if failed else left - 1
             if failed and self.recover(manager, model, step, before):
                 model, at = Model(), 0
                 continue
@@ -93,7 +104,7 @@ class Loop:
                 step.run(manager)
         except mc.BrokenBufferError as error:
             assert self.backend.fired in MAY_LOSE, where
-            assert "InjectedFaultError" in str(error), where
+            assert "injected" in str(error), where
             assert any(chunk.name in str(error) for chunk in manager.chunks), where
             self.lost = True
             manager.zero_grads()
@@ -133,14 +144,12 @@ class Loop:
             assert not any(row.values())
 
 
-def loop(
-    scenario: Scenario, profile: TransferProfile, when: str, *, check: bool = False
-) -> set[str]:
+def loop(scenario: Scenario, profile: TransferProfile, when: str) -> set[str]:
     """Fail every call; returns the verbs that failed."""
     fired: set[str] = set()
     lost = 0
     k = 0
-    while (one := Loop(scenario, profile, k, when, check=check)).run():
+    while (one := Loop(scenario, profile, k, when=when)).run():
         fired.add(str(one.backend.fired))
         lost += one.lost
         k += 1
@@ -150,15 +159,110 @@ def loop(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_every_call_of_a_training_step_fails_once(profile: TransferProfile, when: str):
     fired = loop(training, profile, when)
     assert fired >= {"zeros", "redistribute", "write", "read", "scale", "square_sum", "total"}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+@pytest.mark.parametrize("profile", PROFILES)
 def test_every_call_of_moves_between_memories_fails_once(profile: TransferProfile, when: str):
     fired = loop(placement, profile, when)
     assert fired >= {"zeros", "redistribute", "write", "wait", "free", "to_numpy"}
     assert ("drop" in fired) is (profile is STAGED)
+
+
+@pytest.mark.parametrize("profile", [STAGED, JAX_LIKE], ids=lambda profile: profile.name)
+@pytest.mark.parametrize("scenario", [training, placement])
+def test_every_lack_of_memory_is_named(scenario: Scenario, profile: TransferProfile):
+    fault = {"verbs": ("empty", "zeros", "redistribute"), "error": MemoryError}
+    messages = []
+    k = 0
+    while (one := Loop(scenario, profile, k, **fault)).run():
+        messages += one.errors
+        k += 1
+    assert k > 20
+    assert messages
+    for message in messages:
+        assert "injected" in message
+        for word in ("no memory for", "bytes a rank", "in use: ", "reserved: ", "move some to host"):
+            assert word in message
+        assert any(name in message for name in ("param.0", "param.1", "kept.2", "param.3"))
+
+
+@pytest.mark.parametrize("profile", [NUMPY_PROFILE, STAGED, JAX_LIKE], ids=lambda p: p.name)
+def test_a_thousand_cycles_leave_the_ledger_the_same(profile: TransferProfile):
+    backend = CountingBackend(MESH.roles(), profile)
+    with manager_on(backend) as manager:
+        manager.load(start_values())
+        manager.access("a")
+        manager.release("a")
+        before = str(manager.memory())
+        for _ in range(1000):
+            manager.access("b")
+            manager.release("a")
+        assert str(manager.memory()) == before
+        manager.audit()
+
+
+def test_a_failing_measure_leaves_no_buffer_behind():
+    backend = FaultyCountingBackend(CountingBackend(MESH.roles(), STAGED), verbs=("nbytes",))
+    with manager_on(backend, check=True) as manager:
+        manager.load(start_values())
+        before = all_used(manager)
+        for k in itertools.count():
+            backend.fail_at = backend.calls + k
+            try:
+                manager.access("a", "c")
+            except InjectedFaultError:
+                backend.fail_at = None
+                assert all_used(manager) == before
+                manager.audit()
+            else:
+                break
+        assert k > 10
+
+
+def test_shells_are_dropped_before_memory_is_missing():
+    backend = FaultyCountingBackend(
+        CountingBackend(MESH.roles(), STAGED), verbs=("zeros", "empty"), error=MemoryError
+    )
+    with manager_on(backend) as manager:
+        manager.load(start_values())
+        manager.access("a")
+        manager.release("a")
+        assert sum(manager.memory().reserved["device"].values()) > 0
+        backend.fail_at = backend.calls
+        manager.add_state("momentum")
+        assert backend.fired == "zeros"
+        assert sum(manager.memory().reserved["device"].values()) == 0
+        manager.audit()
+        backend.fired, backend.fail_at = None, backend.calls
+        with pytest.raises(mc.DeviceMemoryError, match="param.0.grad_full") as caught:
+            manager.accumulate_grad("a", np.ones(5, np.float32))
+        assert caught.value.buffer == "param.0.grad_full"
+        assert caught.value.nbytes == 4 * manager.plan.chunks[0].numel
+        assert caught.value.report == manager.memory().used
+        manager.accumulate_grad("a", np.ones(5, np.float32))
+
+
+def test_a_state_that_cannot_be_opened_everywhere_is_opened_nowhere():
+    for k in itertools.count():
+        backend = FaultyCountingBackend(CountingBackend(MESH.roles(), JAX_LIKE))
+        with manager_on(backend) as manager:
+            manager.load(start_values())
+            before = all_used(manager)
+            backend.fail_at = backend.calls + k
+            try:
+                manager.add_state("momentum", memory=mc.Memory.HOST)
+            except InjectedFaultError:
+                assert all(not chunk.state_names for chunk in manager.chunks)
+                if backend.fired != "free":
+                    assert all_used(manager) == before
+                manager.add_state("momentum", memory=mc.Memory.HOST)
+            backend.fail_at = None
+            manager.audit()
+        if backend.fired is None:
+            break
+    assert k > 8

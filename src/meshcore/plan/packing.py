@@ -50,7 +50,8 @@ def plan_chunks(
         mode: one of ``MODES``. In "uniform" mode every chunk has the size of a full one, and only
             a tensor larger than the capacity has a larger one, of its own.
         max_capacity_numel: largest capacity that the search of "uniform" mode tries, in elements;
-            the default is ``DEFAULT_CAPACITY_NUMEL``. The largest tensor fits in any case.
+            the default is twice the largest tensor of the group, dtype and trainability, and
+            ``DEFAULT_CAPACITY_NUMEL`` at least. The largest tensor fits in any case.
 
     Raises:
         SpecError: an argument is out of range; it is named, with what is allowed.
@@ -69,8 +70,7 @@ def plan_chunks(
     specs = _checked_specs(specs)
     fixed = _fixed_capacity(mode, capacity_numel, max_capacity_numel)
     if fixed is None:
-        limit = max_capacity_numel or DEFAULT_CAPACITY_NUMEL
-        capacities = _best_capacities(specs, shards, alignment, limit)
+        capacities = _best_capacities(specs, shards, alignment, max_capacity_numel)
     else:
         capacities = {_key(spec): fixed for spec in specs}
     chunks = tuple(
@@ -119,7 +119,7 @@ def _next_fit(
 
 
 def _best_capacities(
-    specs: Sequence[ParamSpec], shards: int, alignment_nbytes: int, limit: int
+    specs: Sequence[ParamSpec], shards: int, alignment_nbytes: int, limit: int | None
 ) -> dict[_Key, int]:
     numels: dict[_Key, list[int]] = {}
     for spec in specs:
@@ -129,7 +129,7 @@ def _best_capacities(
             sizes,
             align_numel=_align_numel(key[1], alignment_nbytes),
             shards=shards,
-            max_capacity_numel=limit,
+            max_capacity_numel=limit or max(DEFAULT_CAPACITY_NUMEL, 2 * max(sizes)),
         )
         for key, sizes in numels.items()
     }

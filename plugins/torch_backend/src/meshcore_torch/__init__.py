@@ -5,9 +5,8 @@ Importing this module imports no torch; that happens when a backend is made.
 
 from __future__ import annotations
 
-from meshcore.backend import BACKEND_API, Backend, BackendInfo, BackendOptions
+from meshcore.backend import BACKEND_API, AxisRoles, Backend, BackendInfo, BackendOptions
 from meshcore.hookspecs import hookimpl
-from meshcore.spec import AxisRoles
 from meshcore_torch.profile import GLOO_PROFILE, NCCL_PROFILE
 
 __all__ = [

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from meshcore.backend import Array, TransferProfile
-from meshcore.errors import BackendError, ClosedError, SpecError
-from meshcore.spec import AxisRoles, BufferSpec, Memory, move_kind
+from meshcore import BackendError, ClosedError, SpecError
+from meshcore.backend import Array, AxisRoles, BufferSpec, Memory, TransferProfile, move_kind
 from meshcore_torch import tensors
 from meshcore_torch.control import exchange_payloads
 from meshcore_torch.flights import Flight, SideStream, StreamFlight

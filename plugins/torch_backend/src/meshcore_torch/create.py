@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from meshcore.backend import BackendOptions, TransferProfile
-from meshcore.errors import BackendError, MeshError, SpecError
-from meshcore.spec import AxisRoles
+from meshcore import BackendError, MeshError, SpecError
+from meshcore.backend import AxisRoles, BackendOptions, TransferProfile
 from meshcore_torch.backend import TorchBackend
 from meshcore_torch.groups import GroupSet
 from meshcore_torch.measure import measured_profile

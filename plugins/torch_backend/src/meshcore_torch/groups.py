@@ -16,8 +16,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from meshcore.errors import BackendError, MeshcoreError, PeerError
-from meshcore.spec import AxisRoles
+from meshcore import BackendError, MeshcoreError, PeerError
+from meshcore.backend import AxisRoles
 
 _PEER_WORDS = re.compile(
     r"timed? ?out|timeout|connect|closed by peer|reset by peer|broken pipe|socket|no route"

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from meshcore.backend import MoveForm, TransferProfile
-from meshcore.spec import MoveKind
+from meshcore.backend import MoveForm, MoveKind, TransferProfile
 from meshcore_torch.collectives import start_exchange_shards
 from meshcore_torch.groups import Group, GroupSet
 from meshcore_torch.profile import ALL_TO_ALL, PEERS

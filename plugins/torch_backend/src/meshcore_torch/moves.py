@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from meshcore.spec import BufferSpec, MoveKind
+from meshcore.backend import BufferSpec, MoveKind
 from meshcore_torch import tensors
 from meshcore_torch.collectives import (
     Works,

@@ -12,9 +12,8 @@ reduce-scatter would need a full-sized float32 copy of 16-bit addends.
 
 from __future__ import annotations
 
-from meshcore.backend import MoveForm, Staging, TransferProfile
-from meshcore.errors import SpecError
-from meshcore.spec import Memory, MoveKind
+from meshcore import SpecError
+from meshcore.backend import Memory, MoveForm, MoveKind, Staging, TransferProfile
 
 BROADCASTS = MoveForm("broadcasts")
 """Gather: every rank broadcasts its shard into its place in all buffers; any order of ranks."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshcore.dtypes import ALL_DTYPES, numpy_dtype
+from meshcore.backend import ALL_DTYPES, numpy_dtype
 
 _CPU_BLOCK_NUMEL = 1 << 16  # two float32 operands stay in the second-level cache
 _CUDA_BLOCK_NUMEL = 1 << 22  # enough to fill the device with one kernel

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
+from meshcore import create_backend
 from meshcore.backend import Backend, BackendOptions
-from meshcore.registry import create_backend
-from meshcore.testing.harness import BackendHarness, MeshCase, RunnableCase, run_case
+from meshcore.testing import BackendHarness, Case, MeshCase, run_case
 from meshcore_torch.testing.workers import GlooWorkers
 
 _TIMEOUT_SECONDS = 30.0
@@ -33,7 +34,7 @@ class TorchHarness(BackendHarness):
         """A short time-out, so that a rank that fails alone does not keep the others long."""
         return BackendOptions(timeout_seconds=_TIMEOUT_SECONDS, device="cpu")
 
-    def run(self, case: RunnableCase, mesh_case: MeshCase) -> None:
+    def run(self, case: Callable[[Backend], None], mesh_case: MeshCase) -> None:
         """Run one case on all ranks; raises what it raised on the first of them that failed."""
         self.workers.run(_run, case, mesh_case, self.poison, self.options())
 
@@ -51,7 +52,7 @@ def _kept() -> dict[MeshCase, Backend]:
     return {}
 
 
-def _run(case: RunnableCase, mesh_case: MeshCase, poison: bool, options: BackendOptions) -> None:
+def _run(case: Case, mesh_case: MeshCase, poison: bool, options: BackendOptions) -> None:
     def create(mesh_case: MeshCase) -> Backend:
         return create_backend(
             "torch",

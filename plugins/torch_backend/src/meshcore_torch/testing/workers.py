@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import Any, Self
 
-from meshcore.errors import PeerError
+from meshcore import PeerError
 
 _MAIN = "import sys; from meshcore_torch.testing.worker import main; main(*map(eval, sys.argv[1:]))"
 
