@@ -23,6 +23,7 @@ from gpt.forecast import forecast
 from gpt.reporter import Reporter
 from gpt.run import train
 from gpt.settings import Model, Training, Unit, param_specs
+from gpt.step import Weights
 from gpt.text import Batch, language_reference
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -81,33 +82,30 @@ class JaxCompute:
         inputs, targets = batch.inputs.astype(np.int32), batch.targets.astype(np.int32)
         return jax.device_put(inputs, rows), jax.device_put(targets, rows)
 
-    def weights(self, manager: mc.ChunkManager, unit: Unit) -> dict[str, jax.Array]:
-        """Arrays of their own, cut out of the gathered chunk: jax has no views."""
-        return {local: manager.read(f"{unit.name}.{local}") for local in unit.shapes}
+    def forward(self, unit: Unit, weights: Weights, x: jax.Array) -> jax.Array:
+        """Compute and keep nothing: what backward needs is computed again.
 
-    def forward(self, unit: Unit, weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        """Compute and keep nothing: what backward needs is computed again."""
-        return self._forward[unit.kind](weights, x)
+        The weights are arrays of their own, cut out of the gathered chunk: jax has no views.
+        """
+        return self._forward[unit.kind](unit.local(weights), x)
 
     def backward(
-        self, unit: Unit, weights: dict[str, jax.Array], x: jax.Array, dy: jax.Array
+        self, unit: Unit, weights: Weights, x: jax.Array, dy: jax.Array
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """Forward again, and back through it."""
-        grads, dx = self._backward[unit.kind](weights, x, dy)
-        return self._by_rank(grads), dx
+        grads, dx = self._backward[unit.kind](unit.local(weights), x, dy)
+        return unit.full(self._by_rank(grads)), dx
 
-    def loss(
-        self, unit: Unit, weights: dict[str, jax.Array], x: jax.Array, targets: jax.Array
-    ) -> jax.Array:
+    def loss(self, unit: Unit, weights: Weights, x: jax.Array, targets: jax.Array) -> jax.Array:
         """One loss a device."""
-        return self._loss(weights, x, targets)
+        return self._loss(unit.local(weights), x, targets)
 
     def loss_and_backward(
-        self, unit: Unit, weights: dict[str, jax.Array], x: jax.Array, targets: jax.Array
+        self, unit: Unit, weights: Weights, x: jax.Array, targets: jax.Array
     ) -> tuple[jax.Array, dict[str, Any], jax.Array | None]:
         """One loss a device, and its gradients."""
-        losses, grads, dx = self._loss_and_backward(weights, x, targets)
-        return losses, self._by_rank(grads), dx
+        losses, grads, dx = self._loss_and_backward(unit.local(weights), x, targets)
+        return losses, unit.full(self._by_rank(grads)), dx
 
     def _by_rank(self, grads: dict[str, jax.Array]) -> dict[str, dict[int, jax.Array]]:
         """Local name -> rank -> that device's own gradient, where it lies."""

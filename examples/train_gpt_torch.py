@@ -16,7 +16,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from gpt.forecast import forecast
 from gpt.reporter import Reporter
 from gpt.run import train
 from gpt.settings import Model, Training, Unit, param_specs, units
+from gpt.step import Weights
 from gpt.text import Batch, language_reference
 from torch.optim.adamw import adamw
 
@@ -47,38 +47,32 @@ class TorchCompute:
         own = batch.part(self._rank, self._ranks)
         return torch.from_numpy(own.inputs), torch.from_numpy(own.targets)
 
-    def weights(self, manager: mc.ChunkManager, unit: Unit) -> dict[str, torch.Tensor]:
-        """Views of the gathered chunk: no copies."""
-        return {local: manager.read(f"{unit.name}.{local}") for local in unit.shapes}
-
     @torch.no_grad()
-    def forward(self, unit: Unit, weights: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+    def forward(self, unit: Unit, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         """Compute and keep no graph: what backward needs is computed again."""
-        return torch_model.forward(unit.kind, self._model, weights, x)
+        return torch_model.forward(unit.kind, self._model, unit.local(weights), x)
 
     def backward(
-        self, unit: Unit, weights: dict[str, torch.Tensor], x: torch.Tensor, dy: torch.Tensor
+        self, unit: Unit, weights: Weights, x: torch.Tensor, dy: torch.Tensor
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Forward again, now with a graph, and back through it."""
-        wanted = _differentiable(weights, x)
-        y = torch_model.forward(unit.kind, self._model, wanted, wanted["x"])
-        return _gradients(y, wanted, dy)
+        leaves, x = _leaves(unit, weights, x)
+        y = torch_model.forward(unit.kind, self._model, leaves, x)
+        return _gradients(unit, y, leaves, x, dy)
 
-    @torch.no_grad()
     def loss(
-        self, unit: Unit, weights: dict[str, torch.Tensor], x: torch.Tensor, targets: torch.Tensor
+        self, unit: Unit, weights: Weights, x: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
         """This rank's loss."""
         return torch_model.loss(self.forward(unit, weights, x), targets)
 
     def loss_and_backward(
-        self, unit: Unit, weights: dict[str, torch.Tensor], x: torch.Tensor, targets: torch.Tensor
+        self, unit: Unit, weights: Weights, x: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]:
         """This rank's loss and its gradients."""
-        wanted = _differentiable(weights, x)
-        logits = torch_model.forward(unit.kind, self._model, wanted, wanted["x"])
-        loss = torch_model.loss(logits, targets)
-        return loss.detach(), *_gradients(loss, wanted, None)
+        leaves, x = _leaves(unit, weights, x)
+        loss = torch_model.loss(torch_model.forward(unit.kind, self._model, leaves, x), targets)
+        return loss.detach(), *_gradients(unit, loss, leaves, x, None)
 
     def mean(self, losses: Sequence[torch.Tensor]) -> float:
         """Over all losses of all ranks."""
@@ -116,20 +110,26 @@ class TorchCompute:
             manager.update(step_chunk)
 
 
-def _differentiable(weights: dict[str, torch.Tensor], x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Leaves that autograd can find gradients for, "x" among them; they share the storage."""
-    leaves = {local: weight.detach().requires_grad_() for local, weight in weights.items()}
-    leaves["x"] = x.detach().requires_grad_(x.is_floating_point())
-    return leaves
+def _leaves(
+    unit: Unit, weights: Weights, x: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Weights by local name, and the input, as leaves of a new graph: views, not copies."""
+    leaves = {name: w.detach().requires_grad_() for name, w in unit.local(weights).items()}
+    return leaves, x.detach().requires_grad_(x.is_floating_point())
 
 
 def _gradients(
-    y: torch.Tensor, wanted: dict[str, torch.Tensor], dy: torch.Tensor | None
+    unit: Unit,
+    y: torch.Tensor,
+    leaves: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    dy: torch.Tensor | None,
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    leaves = {name: leaf for name, leaf in wanted.items() if leaf.requires_grad}
-    grads = dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy), strict=True))
-    dx = grads.pop("x", None)  # tokens have none
-    return grads, dx
+    """Gradients of weights by full name, and of the input; tokens have none."""
+    wanted = [*leaves.values(), x] if x.requires_grad else list(leaves.values())
+    grads = torch.autograd.grad(y, wanted, dy)
+    dx = grads[-1] if x.requires_grad else None
+    return unit.full(dict(zip(leaves, grads, strict=False))), dx
 
 
 def write_sample(manager: mc.ChunkManager, model: Model, *, length: int, seed: int) -> str:

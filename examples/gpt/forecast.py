@@ -11,6 +11,7 @@ import numpy as np
 import meshcore as mc
 from gpt.run import train
 from gpt.settings import Model, Training, Unit
+from gpt.step import Weights
 from gpt.text import Batch, Text
 from meshcore.backend import Backend
 
@@ -75,23 +76,19 @@ class _NoCompute:
     def place(self, batch: Batch) -> tuple[Any, Any]:
         return None, None
 
-    def weights(self, manager: mc.ChunkManager, unit: Unit) -> dict[str, Any]:
-        return {}
-
-    def forward(self, unit: Unit, weights: dict[str, Any], x: Any) -> Any:
+    def forward(self, unit: Unit, weights: Weights, x: Any) -> Any:
         return None
 
-    def backward(
-        self, unit: Unit, weights: dict[str, Any], x: Any, dy: Any
-    ) -> tuple[dict[str, Any], Any]:
+    def backward(self, unit: Unit, weights: Weights, x: Any, dy: Any) -> tuple[dict[str, Any], Any]:
         zero = np.float32(0.0)
-        return {local: np.broadcast_to(zero, shape) for local, shape in unit.shapes.items()}, None
+        zeros = {local: np.broadcast_to(zero, shape) for local, shape in unit.shapes.items()}
+        return unit.full(zeros), None
 
-    def loss(self, unit: Unit, weights: dict[str, Any], x: Any, targets: Any) -> Any:
+    def loss(self, unit: Unit, weights: Weights, x: Any, targets: Any) -> Any:
         return 0.0
 
     def loss_and_backward(
-        self, unit: Unit, weights: dict[str, Any], x: Any, targets: Any
+        self, unit: Unit, weights: Weights, x: Any, targets: Any
     ) -> tuple[Any, dict[str, Any], Any]:
         return 0.0, *self.backward(unit, weights, x, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class Training:
     eps: float = 1e-8
     weight_decay: float = 0.01
     max_norm: float = 1.0
-    heldout_batches: int = 24
+    heldout_batches: int = 60
     seed: int = 0
 
     def rate(self, step: int) -> float:
@@ -71,9 +72,13 @@ class Unit:
         """Full names of its tensors."""
         return tuple(f"{self.name}.{local}" for local in self.shapes)
 
-    def local(self, values: dict[str, Any]) -> dict[str, Any]:
+    def local(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values of this unit by local name, from values by full name."""
         return {local: values[f"{self.name}.{local}"] for local in self.shapes}
+
+    def full(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The other way round."""
+        return {f"{self.name}.{local}": value for local, value in values.items()}
 
 
 def units(model: Model) -> tuple[Unit, ...]:

@@ -6,45 +6,43 @@ At any moment the weights of one unit are gathered, and the gradient of one unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import meshcore as mc
 from gpt.settings import Unit
 from gpt.text import Batch
 
+Weights = Mapping[str, Any]
+"""Gathered weights by full name, each read when it is asked for, valid while they are gathered."""
+
 
 class Compute(Protocol):
     """What a framework does between the calls of the manager.
 
-    Arrays are the framework's own and opaque here. Weights and gradients go by local name.
+    Arrays are the framework's own and opaque here.
     """
 
     def place(self, batch: Batch) -> tuple[Any, Any]:
         """Inputs and targets of the ranks that this process holds."""
         ...
 
-    def weights(self, manager: mc.ChunkManager, unit: Unit) -> dict[str, Any]:
-        """The weights of a gathered unit."""
-        ...
-
-    def forward(self, unit: Unit, weights: dict[str, Any], x: Any) -> Any:
+    def forward(self, unit: Unit, weights: Weights, x: Any) -> Any:
         """The unit's output."""
         ...
 
-    def backward(
-        self, unit: Unit, weights: dict[str, Any], x: Any, dy: Any
-    ) -> tuple[dict[str, Any], Any]:
-        """Gradients of weights and input, from the unit's input and its output's gradient."""
+    def backward(self, unit: Unit, weights: Weights, x: Any, dy: Any) -> tuple[dict[str, Any], Any]:
+        """Gradients of the weights by full name and of the input (None where it is tokens), from
+        the unit's input and its output's gradient.
+        """
         ...
 
-    def loss(self, unit: Unit, weights: dict[str, Any], x: Any, targets: Any) -> Any:
+    def loss(self, unit: Unit, weights: Weights, x: Any, targets: Any) -> Any:
         """Each rank's loss, from the head's input."""
         ...
 
     def loss_and_backward(
-        self, unit: Unit, weights: dict[str, Any], x: Any, targets: Any
+        self, unit: Unit, weights: Weights, x: Any, targets: Any
     ) -> tuple[Any, dict[str, Any], Any]:
         """Each rank's loss, and the gradients of the head's weights and input."""
         ...
@@ -73,14 +71,14 @@ def train_step(
     inputs = []
     for unit in body:
         inputs.append(x)
-        with gathered(manager, compute, unit) as weights:
+        with manager.gathered(*unit.names) as weights:
             x = compute.forward(unit, weights, x)
-    with gathered(manager, compute, head) as weights:
+    with manager.gathered(*head.names) as weights:
         loss, grads, dx = compute.loss_and_backward(head, weights, x, targets)
     reduce(manager, head, grads)
     for unit in reversed(body):
         x = inputs.pop()
-        with gathered(manager, compute, unit) as weights:  # again: it was released after forward
+        with manager.gathered(*unit.names) as weights:  # again: it was released after forward
             grads, dx = compute.backward(unit, weights, x, dx)
         reduce(manager, unit, grads)
     manager.clip_grad_norm(max_norm)
@@ -98,25 +96,15 @@ def evaluate(
     for batch in batches:
         x, targets = compute.place(batch)
         for unit in body:
-            with gathered(manager, compute, unit) as weights:
+            with manager.gathered(*unit.names) as weights:
                 x = compute.forward(unit, weights, x)
-        with gathered(manager, compute, head) as weights:
+        with manager.gathered(*head.names) as weights:
             losses.append(compute.loss(head, weights, x, targets))
     return compute.mean(losses)
 
 
-@contextmanager
-def gathered(manager: mc.ChunkManager, compute: Compute, unit: Unit) -> Iterator[dict[str, Any]]:
-    """Gather a unit's chunks for a scope; yields its weights, which are gone after it."""
-    manager.access(*unit.names)
-    try:
-        yield compute.weights(manager, unit)
-    finally:
-        manager.release(*unit.names)
-
-
 def reduce(manager: mc.ChunkManager, unit: Unit, grads: dict[str, Any]) -> None:
     """Turn a unit's gradients into the shard of their mean over all ranks."""
-    for local, grad in grads.items():
-        manager.accumulate_grad(f"{unit.name}.{local}", grad)
+    for name, grad in grads.items():
+        manager.accumulate_grad(name, grad)
     manager.reduce_grads(names=unit.names)

@@ -189,6 +189,17 @@ def test_many_moves_in_a_row_end(square):
     np.testing.assert_array_equal(square.to_numpy(last)[1], np.arange(64.0))
 
 
+def test_moves_may_be_left_in_flight(make):
+    backend = make(MESHES["2x2"], extra={"sync": False})
+    src, dst = BufferSpec(4096, "float32", SHARDED), BufferSpec(4096, "float32", REPLICATED)
+    source = open_with(backend, src, np.arange(4096.0))
+    full = backend.redistribute(source, src, dst, into=None)
+    backend.free(source)  # the operation in flight keeps what it reads
+    backend.wait(full)
+    backend.wait(full)
+    np.testing.assert_array_equal(backend.to_numpy(full)[3], np.arange(4096.0))
+
+
 # --- host memory ------------------------------------------------------------------------------
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import cases_gradients
 import cases_life
 import cases_memory
 import cases_norms
 import cases_optimizer
+import cases_prediction
 import cases_values
 import pytest
-from manager_support import cases_in, meshes_of
+from manager_support import MESHES, cases_in, meshes_of
 
 from meshcore.testing import BackendHarness, Case, MeshCase
 
@@ -20,26 +23,28 @@ THEMES = (
     cases_norms,
     cases_optimizer,
     cases_memory,
+    cases_prediction,
 )
 
 CASES: tuple[Case, ...] = tuple(case for theme in THEMES for case in cases_in(theme))
 
 
-def pairs() -> list[object]:
-    """Every case on the meshes that it is made for, to parametrise a test with."""
-    return [
-        pytest.param(case, mesh, id=f"{case.name}-{mesh}")
-        for case in CASES
-        for mesh in meshes_of(case)
-    ]
-
-
 class ManagerCases:
-    """Runs every case on every mesh that it is made for; subclass it with a harness."""
+    """Runs every case on every mesh that it is made for; subclass it with a harness.
 
-    harness: BackendHarness
+    Attributes:
+        meshes: where the cases run that name no meshes of their own.
+    """
 
-    @pytest.mark.parametrize(("case", "mesh_case"), pairs())
+    harness: ClassVar[BackendHarness]
+    meshes: ClassVar[tuple[MeshCase, ...]] = MESHES
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "mesh_case" in metafunc.fixturenames:
+            pairs = [(case, mesh) for case in CASES for mesh in meshes_of(case, self.meshes)]
+            ids = [f"{case.name}-{mesh}" for case, mesh in pairs]
+            metafunc.parametrize(("case", "mesh_case"), pairs, ids=ids)
+
     def test_case(self, case: Case, mesh_case: MeshCase) -> None:
         self.harness.run(case, mesh_case)
 

@@ -38,9 +38,9 @@ def cases_in(module: Any) -> list[Case]:
     return [Case(function) for name, function in vars(module).items() if name.startswith("case_")]
 
 
-def meshes_of(case: Case) -> tuple[MeshCase, ...]:
-    """The meshes that a case is made for, or else ``MESHES``."""
-    meshes: tuple[MeshCase, ...] = getattr(case.function, "meshes", MESHES)
+def meshes_of(case: Case, default: tuple[MeshCase, ...]) -> tuple[MeshCase, ...]:
+    """The meshes that a case is made for, or else the default."""
+    meshes: tuple[MeshCase, ...] = getattr(case.function, "meshes", default)
     return meshes
 
 

@@ -5,7 +5,7 @@ from cases import CASES, ManagerCases
 from manager_profiles import JAX_LIKE, TORCH_LIKE
 
 from meshcore.backend import BackendOptions, TransferProfile
-from meshcore.testing import BackendHarness
+from meshcore.testing import BackendHarness, grid
 
 
 class NumpyHarness(BackendHarness):
@@ -25,10 +25,12 @@ class TestNumpy(ManagerCases):
 
 class TestNumpyAsTorch(ManagerCases):
     harness = NumpyHarness(TORCH_LIKE)
+    meshes = (grid((2, 0, 1, 3), 2, 2, shard_first=True),)
 
 
 class TestNumpyAsJax(ManagerCases):
     harness = NumpyHarness(JAX_LIKE)
+    meshes = (grid((3, 0, 2, 1), 2, 2),)
 
 
 def test_every_theme_has_cases():

@@ -9,8 +9,9 @@ import pytest
 import torch_ranks
 
 from meshcore.errors import PeerError
+from meshcore.testing import Case, line
 from meshcore_torch.groups import failure
-from meshcore_torch.testing import GlooWorkers, WorkerError
+from meshcore_torch.testing import GlooWorkers, TorchHarness, WorkerError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -76,6 +77,24 @@ def test_worker_errors_are_raised_here_with_rank_and_traceback(workers):
     assert "on rank 2 of 4" in note
     assert "in fail_on" in note
     assert workers.run(fail_on, 9) == [0, 1, 2, 3]
+
+
+def fails_and_closes(backend):
+    backend.close()
+    raise ZeroDivisionError(f"rank {backend.local_ranks[0]}")
+
+
+def exchanges(backend):
+    assert len(backend.exchange(b"here")) == 3
+
+
+def test_harness_starts_afresh_after_a_failed_case(workers):
+    harness, mesh = TorchHarness(workers), line(2, 0, 1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="rank 0"):
+            harness.run(Case(fails_and_closes), mesh)
+        harness.run(Case(exchanges), mesh)
+    harness.close()
 
 
 @pytest.mark.slow

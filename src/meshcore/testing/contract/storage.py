@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshcore.backend import Backend
+from meshcore.errors import SpecError
 from meshcore.spec import BufferSpec, Memory, Placement
 from meshcore.testing.contract.model import (
     Case,
@@ -109,6 +110,23 @@ def nothing_is_legal(backend: Backend) -> None:
         give_up(backend, array, shard, back, parts, result)
 
 
+def too_much_is_refused(backend: Backend) -> None:
+    """More bytes than an address space holds: an error that the core can name, and no harm done."""
+    n = numel_of(backend)
+    spec = replicated(backend.roles.shards << 47)
+    for make in (backend.empty, backend.zeros):
+        try:
+            make(spec)
+        except Exception as error:
+            named = isinstance(error, MemoryError | SpecError)
+            require(named, f"a lack of memory is a MemoryError, not {error!r}")
+        else:
+            raise AssertionError(f"{spec.local_nbytes(backend.roles.shards)} bytes were opened")
+    array = open_with(backend, replicated(n), np.ones(n))
+    expect(backend, array, replicated(n), np.ones(n))
+    give_up(backend, array)
+
+
 CASES = (
     Case(zeros_are_zero),
     Case(buffers_are_independent),
@@ -116,4 +134,5 @@ CASES = (
     Case(reused_shell_is_zeroed),
     Case(reused_shell_is_overwritten),
     Case(nothing_is_legal),
+    Case(too_much_is_refused),
 )

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshcore.backend import Array
+from meshcore.backend import Array, TransferProfile
 from meshcore.reference import NumpyBackend, Piece, Pieces, RankArrays
-from meshcore.spec import BufferSpec
+from meshcore.spec import AxisRoles, BufferSpec
 
 
 class ZerosTakeMore(NumpyBackend):
@@ -32,6 +32,28 @@ class ZerosKeepOldData(NumpyBackend):
         pieces = tuple(piece.copy() for piece in array)
         super().free(array)
         return RankArrays(pieces, getattr(array, "memory"))  # noqa: B009
+
+
+class ZerosAreShared(NumpyBackend):
+    """All buffers of zeros of one spec are one storage."""
+
+    def __init__(self, roles: AxisRoles, profile: TransferProfile | None = None) -> None:
+        super().__init__(roles, profile)
+        self._shared: dict[BufferSpec, Pieces] = {}
+
+    def zeros(self, spec: BufferSpec, into: Pieces | None = None) -> RankArrays:
+        out = super().zeros(spec, into)
+        return RankArrays(self._shared.setdefault(spec, tuple(out)), spec.memory)
+
+
+class LackOfMemoryHasNoName(NumpyBackend):
+    """What should be a ``MemoryError`` is some other error."""
+
+    def empty(self, spec: BufferSpec, into: Pieces | None = None) -> RankArrays:
+        try:
+            return super().empty(spec, into)
+        except MemoryError as error:
+            raise RuntimeError(str(error)) from error
 
 
 class FreeLeaks(NumpyBackend):
@@ -147,6 +169,49 @@ class ScaleReachesOneRank(NumpyBackend):
         others = [piece.copy() for piece in array[1:]]
         out = super().scale(array, spec, factor)
         return RankArrays((out[0], *others), spec.memory)
+
+
+class WriteCutsBits(NumpyBackend):
+    """float32 values are cut off to bfloat16, not rounded."""
+
+    def write(
+        self,
+        array: Pieces,
+        spec: BufferSpec,
+        start: int,
+        values: Array | Mapping[int, Array],
+        *,
+        add: bool = False,
+    ) -> RankArrays:
+        if spec.dtype == "bfloat16" and not isinstance(values, Mapping):
+            bits = np.asarray(values, np.float32).view(np.uint32)
+            values = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+        return super().write(array, spec, start, values, add=add)
+
+
+class WriteTakesMore(NumpyBackend):
+    """A buffer grows when it is written to."""
+
+    def write(
+        self,
+        array: Pieces,
+        spec: BufferSpec,
+        start: int,
+        values: Array | Mapping[int, Array],
+        *,
+        add: bool = False,
+    ) -> RankArrays:
+        out = super().write(array, spec, start, values, add=add)
+        return RankArrays((np.append(piece, piece[:1]) for piece in out), spec.memory)
+
+
+class ReadRunsToTheEnd(NumpyBackend):
+    """The end of the range is ignored."""
+
+    def read(
+        self, array: Pieces, spec: BufferSpec, start: int, stop: int, *, copy: bool = False
+    ) -> Piece:
+        return super().read(array, spec, start, spec.numel, copy=copy)
 
 
 class CopiedReadIsAView(NumpyBackend):

@@ -78,6 +78,13 @@ class TransferGivesItsSource(_MutantOfMoves):
         return RankArrays(source, out.memory) if move.kind is MoveKind.TRANSFER else out
 
 
+class MovesTakeMore(_MutantOfMoves):
+    """A destination has an element more than its spec."""
+
+    def after(self, out: RankArrays, source: Pieces, move: _Move) -> RankArrays:
+        return RankArrays((np.append(piece, piece[:1]) for piece in out), out.memory)
+
+
 class SumSpoilsItsSource(_MutantOfMoves):
     """The first addend is used as the accumulator."""
 

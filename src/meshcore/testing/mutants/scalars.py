@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from meshcore.backend import TransferProfile
 from meshcore.reference import NumpyBackend, Pieces
-from meshcore.spec import BufferSpec, Placement
+from meshcore.spec import AxisRoles, BufferSpec, Placement
 
 
 class NormCountsPadding(NumpyBackend):
@@ -60,6 +63,38 @@ class NormSquaresInFloat32(NumpyBackend):
             return float(np.float32(super().square_sum(array, spec, valid)))
 
 
+class NormSkipsNonfinite(NumpyBackend):
+    """An overflow is not seen."""
+
+    def square_sum(
+        self, array: Pieces, spec: BufferSpec, valid: Sequence[tuple[int, int]]
+    ) -> float:
+        finite = (np.where(np.isfinite(piece), piece, piece.dtype.type(0)) for piece in array)
+        return super().square_sum(tuple(finite), spec, valid)
+
+
+class NormSquaresInPlace(NumpyBackend):
+    """The buffer holds squares afterwards."""
+
+    def square_sum(
+        self, array: Pieces, spec: BufferSpec, valid: Sequence[tuple[int, int]]
+    ) -> float:
+        out = super().square_sum(array, spec, valid)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for piece in array:
+                piece[...] = np.square(piece)
+        return out
+
+
+class NormOfNothingIsNaN(NumpyBackend):
+    """A buffer without elements spoils the total."""
+
+    def square_sum(
+        self, array: Pieces, spec: BufferSpec, valid: Sequence[tuple[int, int]]
+    ) -> float:
+        return super().square_sum(array, spec, valid) if spec.numel else math.nan
+
+
 class ExchangeDropsARank(NumpyBackend):
     """The last rank is not heard."""
 
@@ -81,3 +116,37 @@ class GroupsOutliveClose(NumpyBackend):
     @property
     def group_count(self) -> int:
         return sum(self.mesh.size // n for n in (self.roles.shards, self.roles.replicas) if n > 1)
+
+
+class OneRankMakesAGroup(NumpyBackend):
+    """A communicator is made for the whole mesh, even if there is nobody to talk to."""
+
+    @property
+    def group_count(self) -> int:
+        return 0 if self._closed else super().group_count + 1
+
+
+class LocalRanksAreSorted(NumpyBackend):
+    """Local ranks come by number, not in mesh order."""
+
+    def __init__(self, roles: AxisRoles, profile: TransferProfile | None = None) -> None:
+        super().__init__(roles, profile)
+        self.local_ranks = tuple(sorted(self.local_ranks))
+
+
+class ProfileIsNoPureData(NumpyBackend):
+    """The profile does not come back from JSON as it was."""
+
+    def __init__(self, roles: AxisRoles, profile: TransferProfile | None = None) -> None:
+        super().__init__(roles, profile)
+        self.profile = replace(self.profile, name=_Name("numpy"))
+
+
+class _Name(str):
+    """A name that equals nothing but itself."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)

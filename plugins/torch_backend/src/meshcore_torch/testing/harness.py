@@ -36,7 +36,12 @@ class TorchHarness(BackendHarness):
 
     def run(self, case: Callable[[Backend], None], mesh_case: MeshCase) -> None:
         """Run one case on all ranks; raises what it raised on the first of them that failed."""
-        self.workers.run(_run, case, mesh_case, self.poison, self.options())
+        try:
+            self.workers.run(_run, case, mesh_case, self.poison, self.options())
+        except BaseException:
+            # Ranks that failed alone left the others' groups unusable: all start afresh.
+            self.workers.run(_forget, mesh_case)
+            raise
 
     def close(self) -> None:
         """Close the backends in the workers, and the workers if they are our own."""
@@ -63,6 +68,12 @@ def _run(case: Case, mesh_case: MeshCase, poison: bool, options: BackendOptions)
         )
 
     run_case(case, mesh_case, create, _kept(), poison=poison)
+
+
+def _forget(mesh_case: MeshCase) -> None:
+    backend = _kept().pop(mesh_case, None)
+    if backend is not None:
+        backend.close()
 
 
 def _close() -> None:

@@ -1,0 +1,330 @@
+"""Random walks of a manager beside a model in plain numpy, and beside a dry run on null."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from cases_prediction import books, null_like
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from manager_profiles import JAX_LIKE, STAGED, TORCH_LIKE
+from manager_support import MESHES, by_rank, elementwise, equal, make, random_values
+from manager_walk import PlainModel
+from manager_witness import CountingBackend
+
+import meshcore as mc
+from meshcore.dtypes import numpy_dtype
+from meshcore.errors import ValueUnavailableError
+from meshcore.reference import NUMPY_PROFILE
+from meshcore.state import TRANSITIONS
+
+DEVICE, HOST = mc.Memory.DEVICE, mc.Memory.HOST
+KINDS = ("param", "grad", "optimizer")
+
+SHAPES = st.sampled_from([(), (1,), (3,), (2, 3), (0, 4), (7,), (4, 4)])
+SPEC = st.tuples(
+    SHAPES,
+    st.sampled_from(["float32", "float32", "bfloat16", "int32"]),
+    st.booleans() | st.just(True),
+    st.sampled_from(["main", "main", "kept"]),
+    st.sampled_from([0, 0, 1]),
+)
+ANY = st.integers(0, 1 << 16)
+
+
+class Walk(RuleBasedStateMachine):
+    @initialize(
+        mesh_case=st.sampled_from(MESHES),
+        profile=st.sampled_from([NUMPY_PROFILE, TORCH_LIKE, JAX_LIKE, STAGED]),
+        rows=st.lists(SPEC, min_size=1, max_size=6),
+        capacity=st.sampled_from([4, 9, None]),
+        alignment=st.sampled_from([1, 8]),
+        compute_dtype=st.sampled_from([None, "bfloat16"]),
+    )
+    def start(
+        self,
+        mesh_case: Any,
+        profile: Any,
+        rows: list[Any],
+        capacity: int | None,
+        alignment: int,
+        compute_dtype: str | None,
+    ) -> None:
+        specs = [
+            mc.ParamSpec(f"t{i}", shape, dtype, trainable, group, [f"t{i}.tie"] * ties)
+            for i, (shape, dtype, trainable, group, ties) in enumerate(rows)
+        ]
+        self.backend = CountingBackend(mesh_case.roles(), profile)
+        options: dict[str, Any] = {
+            "capacity": capacity,
+            "alignment": alignment,
+            "compute_dtype": compute_dtype,
+            "keep_gathered": sorted({spec.group for spec in specs} & {"kept"}),
+        }
+        self.real = make(self.backend, specs, check=True, **options)
+        self.dry = make(null_like(self.backend), specs, **options)
+        self.model = PlainModel(self.real.plan, self.backend, compute_dtype)
+        self.moments = 0
+
+    def both(self, call: Any) -> Any:
+        """Make a call on both managers; both return, or both raise the same error."""
+        try:
+            result = call(self.real)
+        except mc.MeshcoreError as error:
+            try:
+                call(self.dry)
+            except type(error):
+                return error
+            raise AssertionError(f"null raises no {type(error).__name__}") from error
+        try:
+            call(self.dry)
+        except ValueUnavailableError:
+            pass
+        return result
+
+    def pick(self, number: int) -> mc.ParamSpec:
+        return self.real.plan.specs[number % len(self.real.plan.specs)]
+
+    def name(self, spec: mc.ParamSpec, number: int) -> str:
+        return spec.names[number % len(spec.names)]
+
+    # --- values ---------------------------------------------------------------------------
+
+    @rule(numbers=st.lists(ANY, min_size=1, max_size=3), seed=ANY)
+    def load(self, numbers: list[int], seed: int) -> None:
+        chosen = {self.pick(number).name: (self.pick(number), number) for number in numbers}
+        values = {self.name(*one): random_values(one[0], seed) for one in chosen.values()}
+        assert self.both(lambda manager: manager.load(values)) is None
+        for (spec, _), value in zip(chosen.values(), values.values(), strict=True):
+            self.model.load(spec.name, value)
+
+    @rule(seed=ANY)
+    def load_all(self, seed: int) -> None:
+        values = {spec.name: random_values(spec, seed) for spec in self.real.plan.specs}
+        assert self.both(lambda manager: manager.load(values)) is None
+        for name, value in values.items():
+            self.model.load(name, value)
+
+    @rule(number=ANY, seed=ANY, add=st.booleans())
+    def change(self, number: int, seed: int, add: bool) -> None:
+        spec = self.pick(number)
+        value = random_values(spec, seed)
+        verb = "add" if add else "write"
+        result = self.both(lambda m: getattr(m, verb)({self.name(spec, number): value}))
+        if self.model.chunk_loaded(spec.name):
+            assert result is None
+            if add:
+                value = np.add(self.model.values[spec.name], value)
+            self.model.load(spec.name, value)
+        else:
+            assert isinstance(result, mc.NotGatheredError)
+
+    @rule(number=ANY)
+    def read(self, number: int) -> None:
+        spec = self.pick(number)
+        result = self.both(lambda manager: manager.read(self.name(spec, number)))
+        if self.model.readable(spec.name):
+            equal(result, self.model.seen(spec.name))
+        else:
+            assert isinstance(result, mc.NotGatheredError)
+
+    @rule(number=ANY)
+    def to_numpy(self, number: int) -> None:
+        spec = self.pick(number)
+        result = self.both(lambda manager: manager.to_numpy(spec.name))
+        if self.model.chunk_loaded(spec.name):
+            assert result.dtype == numpy_dtype(spec.dtype)
+            equal(result, self.model.values[spec.name])
+        else:
+            assert isinstance(result, mc.NotGatheredError)
+
+    # --- gather, release, states ----------------------------------------------------------
+
+    @rule(number=ANY, waits=st.booleans())
+    def access(self, number: int, waits: bool) -> None:
+        name = self.pick(number).name
+
+        def call(manager: mc.ChunkManager) -> None:
+            if waits:
+                manager.access(name)
+            else:
+                manager.access_async(name)
+
+        result = self.both(call)
+        if self.model.chunk_loaded(name):
+            assert result is None
+            self.model.chunk(name).accessed = True
+        else:
+            assert isinstance(result, mc.NotGatheredError)
+
+    @rule(number=ANY)
+    def release(self, number: int) -> None:
+        name = self.pick(number).name
+        result = self.both(lambda manager: manager.release(name))
+        if self.model.busy(name):
+            assert isinstance(result, mc.ChunkBusyError)
+        else:
+            assert result is None
+            self.model.chunk(name).accessed = False
+
+    @rule(number=ANY, releases=st.booleans())
+    def scope(self, number: int, releases: bool) -> None:
+        name = self.pick(number).name
+
+        def call(manager: mc.ChunkManager) -> Any:
+            with manager.gathered(name) as values:
+                if releases and not self.model.busy(name):
+                    manager.release(name)
+                return np.array(values[name], np.float64)
+
+        result = self.both(call)
+        if self.model.values.get(name) is None or self.model.states[name] is mc.TensorState.FREE:
+            assert isinstance(result, mc.NotGatheredError)
+            if self.model.chunk_loaded(name) and self.model.busy(name):
+                self.model.chunk(name).accessed = True
+        else:
+            equal(result, self.model.seen(name))
+            if self.model.busy(name):
+                self.model.chunk(name).accessed = True
+            elif releases:
+                self.model.chunk(name).accessed = False
+
+    @rule(number=ANY, asked=st.sampled_from(mc.TensorState))
+    def set_state(self, number: int, asked: mc.TensorState) -> None:
+        name = self.pick(number).name
+        result = self.both(lambda manager: manager.set_state(name, asked))
+        if asked in TRANSITIONS[self.model.states[name]]:
+            assert result is None
+            self.model.states[name] = asked
+        else:
+            assert isinstance(result, mc.StateTransitionError)
+
+    # --- gradients ------------------------------------------------------------------------
+
+    @rule(number=ANY, seed=ANY, which=st.sets(st.integers(0, 3), min_size=1))
+    def accumulate(self, number: int, seed: int, which: set[int]) -> None:
+        spec = self.pick(number)
+        fp32 = mc.ParamSpec(spec.name, spec.shape)
+        whole = by_rank(self.backend, lambda p: random_values(fp32, seed + p))
+        value = {r: v for i, (r, v) in enumerate(whole.items()) if i in which} or whole
+        first = self.backend.local_ranks[0]
+
+        def call(manager: mc.ChunkManager) -> None:
+            ranks = value if manager is self.real else {first: whole[first]}
+            manager.accumulate_grad(self.name(spec, number), ranks)
+
+        result = self.both(call)
+        if spec.takes_grad:
+            assert result is None
+            self.model.accumulate(spec.name, sum(value.values()))
+        else:
+            assert isinstance(result, mc.FrozenTensorError)
+
+    @rule(divisor=st.sampled_from([None, 1.0, 0.5]))
+    def reduce(self, divisor: float | None) -> None:
+        assert self.both(lambda manager: manager.reduce_grads(divisor)) is None
+        self.model.reduce(float(self.backend.mesh.size) if divisor is None else divisor)
+
+    @rule(number=ANY)
+    def grad(self, number: int) -> None:
+        spec = self.pick(number)
+        result = self.both(lambda manager: manager.grad(spec.name))
+        if not spec.takes_grad:
+            assert isinstance(result, mc.FrozenTensorError)
+        elif spec.name in self.model.grads:
+            np.testing.assert_allclose(result, self.model.grads[spec.name], rtol=1e-5, atol=1e-5)
+        elif self.model.chunk(spec.name).pending:
+            assert isinstance(result, mc.NoGradientError)
+        else:
+            assert result is None
+
+    @rule()
+    def norm(self) -> None:
+        squares = sum(float(np.sum(g.astype(np.float64) ** 2)) for g in self.model.grads.values())
+        assert math.isclose(
+            self.both(lambda m: m.grad_norm()), squares**0.5, rel_tol=1e-5, abs_tol=1e-4
+        )
+        assert not self.both(lambda m: m.found_nonfinite())
+
+    @rule(factor=st.sampled_from([0.5, 2.0, -1.0]))
+    def scale(self, factor: float) -> None:
+        assert self.both(lambda manager: manager.scale_grads(factor)) is None
+        self.model.grads = {name: factor * grad for name, grad in self.model.grads.items()}
+
+    @rule()
+    def zero(self) -> None:
+        assert self.both(lambda manager: manager.zero_grads()) is None
+        self.model.zero()
+
+    # --- optimizer and memory -------------------------------------------------------------
+
+    @precondition(lambda self: self.moments < 2)
+    @rule(dtype=st.sampled_from(["float32", "bfloat16"]), memory=st.sampled_from(mc.Memory))
+    def add_state(self, dtype: str, memory: mc.Memory) -> None:
+        state = f"m{self.moments}"
+        self.moments += 1
+        assert self.both(lambda manager: manager.add_state(state, dtype, memory)) is None
+        self.model.add_state(state, dtype, memory)
+
+    @precondition(lambda self: self.model.can_update())
+    @rule()
+    def update(self) -> None:
+        def step(chunk: mc.ChunkUpdate, arrays: dict[str, Any]) -> dict[str, Any]:
+            if not isinstance(arrays["param"], tuple):
+                return {"param": arrays["param"]}
+            return {"param": elementwise(lambda p, g: p - g, arrays["param"], arrays["grad"])}
+
+        assert self.both(lambda manager: manager.update(step)) is None
+        self.model.update()
+
+    @rule(number=ANY, memory=st.sampled_from(mc.Memory), kinds=st.sets(st.sampled_from(KINDS)))
+    def move(self, number: int, memory: mc.Memory, kinds: set[str]) -> None:
+        name = self.pick(number).name
+        keep = number % 3 == 0
+        kinds = kinds if self.model.chunk_loaded(name) else kinds - {"param"}
+        result = self.both(lambda m: m.move(name, memory, sorted(kinds), keep_host_copy=keep))
+        assert result is None
+        self.model.move(name, memory, kinds, keep=keep)
+
+    # --- what always holds ----------------------------------------------------------------
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        assert books(self.real) == books(self.dry)
+        used = self.real.memory().used
+        for memory in mc.Memory:
+            for category in KINDS:
+                want = self.model.nbytes(memory, category)
+                assert used[memory.value][category] == want, (memory, category)
+            assert used[memory.value]["staging"] == 0
+        for name, state in self.model.states.items():
+            assert self.real.state(name) is state
+            assert self.real.is_gathered(name) is self.model.chunk(name).accessed
+        self.real.audit()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "real"):
+            return
+        for name, value in self.model.values.items():
+            equal(self.real.to_numpy(name), value)
+        self.real.close()
+        self.dry.close()
+        for manager in (self.real, self.dry):
+            report = manager.memory()
+            for table in (report.used, report.reserved):
+                assert not any(nbytes for row in table.values() for nbytes in row.values())
+
+
+TestWalk = Walk.TestCase
+TestWalk.settings = settings(max_examples=3000, stateful_step_count=50, deadline=None)
