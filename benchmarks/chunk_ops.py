@@ -44,7 +44,7 @@ FRAMEWORKS = {
     "torch_gloo_2_ranks": "torch, gloo, 2 ranks",
     "jax_4_devices": "JAX, 4 emulated devices",
 }
-NULL_CALLS = 2000
+NULL_CALLS, NULL_REPEATS = 1000, 15
 
 
 def rounds_for(nbytes: int, rounds: int) -> int:
@@ -199,18 +199,18 @@ def measure_jax(rounds: int) -> None:
 
 
 def measure_null() -> list[dict[str, Any]]:
-    """Seconds of access + release where nothing moves: the core alone, moves as on numpy."""
+    """CPU seconds of access + release where nothing moves: the core alone."""
     backend = mc.create_backend("null", mc.DeviceMesh(range(4)))
     rows = []
     for nbytes in CHUNK_NBYTES:
         with loaded_manager(backend, nbytes) as manager:
             turn = access_and_release(manager)
             seconds = []
-            for _ in range(7):
-                start = time.perf_counter()
+            for _ in range(NULL_REPEATS):
+                start = time.process_time()
                 for _ in range(NULL_CALLS):
                     turn()
-                seconds.append((time.perf_counter() - start) / NULL_CALLS)
+                seconds.append((time.process_time() - start) / NULL_CALLS)
             row = {"median_seconds": statistics.median(seconds), "min_seconds": min(seconds)}
             rows.append({"chunk_nbytes": nbytes, **row})
     backend.close()
@@ -269,7 +269,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
         console.print(table)
     facts, row = result["machine"], result["null"][1]
     console.print(
-        f"The core alone, on null: {row['median_seconds'] * 1e6:.1f} us an access + release "
+        f"The core alone, on null: {row['median_seconds'] * 1e6:.1f} us of CPU an access + release "
         f"(minimum {row['min_seconds'] * 1e6:.1f})."
     )
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())

@@ -79,4 +79,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=Training.steps)
     parser.add_argument("--events", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as each rank of the chunked run has on two cores
     main(Training(steps=arguments.steps), Model(), events=arguments.events)

@@ -210,6 +210,7 @@ class Backend(Protocol):
     - An axis of size 1 makes no group and no traffic.
     - A failing verb raises; ``empty``, ``zeros``, ``redistribute`` without ``add``, and ``free``
       leave everything as it was. Lack of memory is a ``MemoryError``.
+    - float32 is the one dtype that every backend has.
     - Outside the mesh ``local_ranks`` is () and every verb raises ``NotInMeshError``.
     """
 
@@ -307,7 +308,8 @@ class Backend(Protocol):
         ...
 
     def free(self, array: Array) -> Array | None:
-        """Give the buffer up; may return a shell whose storage is kept for reuse."""
+        """Give the buffer up; returns a shell whose storage is kept for reuse exactly where
+        ``profile.shells`` names the buffer's memory. Works after ``close`` too."""
         ...
 
     def drop(self, shell: Array) -> None:
@@ -330,7 +332,11 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Destroy the groups that this backend made, never the caller's; idempotent."""
+        """Destroy the groups that this backend made, never the caller's; idempotent.
+
+        Afterwards ``free``, ``drop`` and ``nbytes`` still work, the other verbs raise
+        ``ClosedError``.
+        """
         ...
 
 

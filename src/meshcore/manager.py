@@ -414,12 +414,11 @@ class ChunkManager:
         dtypes = allowed_grad_dtypes([slot.spec.dtype, self._dtype_of_compute(grads.layout)])
         has_data = self.backend.profile.has_data
         if isinstance(value, Mapping):
-            self._check_ranks(value)
+            ranks = self._check_ranks(value)
             flat: Any = {
                 rank: checked_flat(slot.spec, v, dtypes=dtypes, cast=cast, has_data=has_data)
                 for rank, v in value.items()
             }
-            ranks = tuple(flat)
         else:
             flat = checked_flat(slot.spec, value, dtypes=dtypes, cast=cast, has_data=has_data)
         if ranks:
@@ -433,18 +432,22 @@ class ChunkManager:
             ranks: local ranks for which this holds; default all.
         """
         self._find(name)
-        grads = self._grad_of(name)
-        if ranks is not None:
-            self._check_ranks(ranks)
-        grads.mark(name, self.backend.local_ranks if ranks is None else tuple(ranks))
+        local = self.backend.local_ranks
+        self._grad_of(name).mark(name, local if ranks is None else self._check_ranks(ranks))
 
-    def _check_ranks(self, ranks: Collection[int]) -> None:
-        bad = [rank for rank in ranks if rank not in self.backend.local_ranks]
+    def _check_ranks(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The local ranks among those that a caller names; all must be local.
+
+        Without data one local rank stands for all, so that the same calls make a dry run.
+        """
+        has_data = self.backend.profile.has_data
+        local = self.backend.local_ranks if has_data else self.backend.mesh.ids
+        bad = [rank for rank in ranks if rank not in local]
         if bad:
             raise NotInMeshError(
-                f"rank {bad[0]!r} is not held by this process; it holds "
-                f"{list(self.backend.local_ranks)}"
+                f"rank {bad[0]!r} is not held by this process; it holds {list(local[:16])}"
             )
+        return tuple(ranks) if has_data or not ranks else self.backend.local_ranks
 
     def reduce_grads(
         self,

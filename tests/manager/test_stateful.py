@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 from manager_profiles import JAX_LIKE, STAGED, TORCH_LIKE
-from manager_support import MESHES, by_rank, elementwise, equal, make, random_values
+from manager_support import MESHES, by_rank, equal, make, random_values
 from manager_walk import PlainModel
 from manager_witness import CountingBackend
 
@@ -279,9 +279,10 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def update(self) -> None:
         def step(chunk: mc.ChunkUpdate, arrays: dict[str, Any]) -> dict[str, Any]:
-            if not isinstance(arrays["param"], tuple):
-                return {"param": arrays["param"]}
-            return {"param": elementwise(lambda p, g: p - g, arrays["param"], arrays["grad"])}
+            if isinstance(arrays["param"], tuple):  # null has nothing to subtract
+                for param, grad in zip(arrays["param"], arrays["grad"], strict=True):
+                    param[...] = np.asarray(param - grad, param.dtype)
+            return {"param": arrays["param"]}
 
         assert self.both(lambda manager: manager.update(step)) is None
         self.model.update()
@@ -327,4 +328,4 @@ class Walk(RuleBasedStateMachine):
 
 
 TestWalk = Walk.TestCase
-TestWalk.settings = settings(max_examples=3000, stateful_step_count=50, deadline=None)
+TestWalk.settings = settings(max_examples=1500, stateful_step_count=40, deadline=None)

@@ -67,6 +67,13 @@ def test_free_waits_for_what_is_in_flight(workers):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("mesh", ["four permuted", "replica x shard"])
+def test_mesh_order_counts_where_torch_sorts_ranks(workers, mesh, profile):
+    args = (MESHES[mesh], PROFILES[profile])
+    assert False in workers.run(torch_ranks.where_torch_sorts_ranks, *args)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
 def test_everything_works_in_inference_mode(workers, profile):
     workers.run(torch_ranks.all_in_inference_mode, MESHES["four permuted"], PROFILES[profile])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from meshcore.reference import NumpyBackend
 from meshcore.registry import create_backend
 from meshcore.spec import BufferSpec, Memory, MoveKind, Placement, move_kind, reduce_path
 from meshcore.testing import grid, line
+from meshcore_torch import groups
 from meshcore_torch.profile import ALL_TO_ALL, GLOO_PROFILE, PEERS
 
 MESHES = {
@@ -266,6 +269,23 @@ def freed_in_flight(case):
             np.testing.assert_array_equal(here(backend, out), np.zeros(n, np.float32))
             shell = backend.free(out)
             dist.barrier()
+
+
+def where_torch_sorts_ranks(case, profile):
+    """Versions of torch that cannot be told the order of ranks: the mesh order counts all the same."""
+
+    def without_order(function):
+        full = inspect.signature(function)
+        known = [p for name, p in full.parameters.items() if name != "sort_ranks"]
+        return full.replace(parameters=known)
+
+    with mock.patch.object(groups, "inspect", mock.Mock(signature=without_order)):
+        with backend_on(case, profile) as backend:
+            in_order = backend._groups.get("reduce").in_mesh_order
+        local_moves_and_gathers(case, ("float32", "bfloat16"), profile, 5)
+        sums_equal_mesh_order(case, profile, 5, "bfloat16")
+        exchanged(case, [3, 300, 0, 1], True)
+        return in_order
 
 
 def all_in_inference_mode(case, profile):

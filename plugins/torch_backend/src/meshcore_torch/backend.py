@@ -309,7 +309,8 @@ class TorchBackend:
     # --- guards ---------------------------------------------------------------------------
 
     def _require_member(self) -> None:
-        self.roles.require_member(self.local_ranks)
+        if not self.local_ranks:
+            self.roles.require_member(self.local_ranks)
 
     def _require_usable(self) -> None:
         self._require_member()
