@@ -639,6 +639,7 @@ class ChunkManager:
         known = {b.key for chunk in self._chunks for b in chunk.buffers()}
         known |= {b.key for grads in self._gradients for b in grads.buffers()}
         known |= {b.key for b in self.pool.leftovers if b.live}
+        known |= {b.key for b in self.pool.scratch_in_flight()}
         live = {key for key in self.ledger.live() if key >= 0}
         if known != live:
             entries = self.ledger.live()

@@ -358,6 +358,11 @@ class Pool:
         while buffer.flights:
             self._complete(buffer.flights[0])
 
+    def scratch_in_flight(self) -> list[Buffer]:
+        """Scratch of moves that may not be complete; no chunk knows it."""
+        flights = {id(f): f for buffer in self._live.values() for f in buffer.flights}
+        return [buffer for flight in flights.values() for buffer in flight.scratch]
+
     def _complete(self, flight: Flight) -> None:
         for buffer in (flight.src, flight.dst, *flight.scratch):
             buffer.flights.remove(flight)

@@ -83,7 +83,7 @@ class PlainModel:
 
     def reduce(self, divisor: float) -> None:
         for name, value in self.pending.items():
-            self.grads[name] = self.grads.get(name, 0) + value / np.float32(divisor)
+            self.grads[name] = self.grads.get(name, 0) + value * np.float32(1.0 / divisor)
         self.pending.clear()
         for chunk in self.chunks:
             if chunk.pending:
