@@ -53,7 +53,7 @@ class Chunk:
         self.scopes = 0
         self._pool = pool
         self._placement = placement
-        self._compute_dtype = compute_dtype
+        self._compute_spec = self._spec(compute_dtype, Placement.REPLICATED)  # of ``full``
         self._states = {slot.name: TensorState.FREE for slot in layout.slots}
         self._homes: dict[str, Buffer] = {}
         self._full: Buffer | None = None
@@ -175,7 +175,7 @@ class Chunk:
         if self._full is not None and self._full.live:
             return
         home = self.home()
-        target = self._spec(self._compute_dtype, Placement.REPLICATED)
+        target = self._compute_spec
         if home.spec == target:
             self._full = home
             return
@@ -356,8 +356,7 @@ class Chunk:
             return buffer
         spec = buffer.spec
         target = BufferSpec(spec.numel, spec.dtype, spec.placement, Memory.DEVICE)
-        whole = spec == self._spec(self._compute_dtype, Placement.REPLICATED, Memory.HOST)
-        category = buffer.category if whole else Category.STAGING
+        category = buffer.category if target == self._compute_spec else Category.STAGING
         return self._pool.move(buffer, target, name=f"{buffer.name}.upload", category=category)
 
     # --- memory ---------------------------------------------------------------------------

@@ -267,9 +267,7 @@ class Pool:
         first, *rest = self._allocate_all(kind, wanted, category)
         return first, rest
 
-    def _open_alone(
-        self, name: str, category: Category, spec: BufferSpec, *, zero: bool
-    ) -> Buffer:
+    def _open_alone(self, name: str, category: Category, spec: BufferSpec, *, zero: bool) -> Buffer:
         try:
             return self._open(name, category, spec, zero=zero)
         except DeviceMemoryError:

@@ -34,16 +34,23 @@ class ManagerCases:
 
     Attributes:
         meshes: where the cases run that name no meshes of their own.
+        own: of the meshes that a case names, how many it runs on.
     """
 
     harness: ClassVar[BackendHarness]
     meshes: ClassVar[tuple[MeshCase, ...]] = MESHES
+    own: ClassVar[int | None] = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "mesh_case" in metafunc.fixturenames:
-            pairs = [(case, mesh) for case in CASES for mesh in meshes_of(case, self.meshes)]
+            pairs = self.pairs()
             ids = [f"{case.name}-{mesh}" for case, mesh in pairs]
             metafunc.parametrize(("case", "mesh_case"), pairs, ids=ids)
+
+    @classmethod
+    def pairs(cls) -> list[tuple[Case, MeshCase]]:
+        """What is run where."""
+        return [(c, m) for c in CASES for m in meshes_of(c, default=cls.meshes, own=cls.own)]
 
     def test_case(self, case: Case, mesh_case: MeshCase) -> None:
         self.harness.run(case, mesh_case)

@@ -38,10 +38,12 @@ def cases_in(module: Any) -> list[Case]:
     return [Case(function) for name, function in vars(module).items() if name.startswith("case_")]
 
 
-def meshes_of(case: Case, default: tuple[MeshCase, ...]) -> tuple[MeshCase, ...]:
-    """The meshes that a case is made for, or else the default."""
-    meshes: tuple[MeshCase, ...] = getattr(case.function, "meshes", default)
-    return meshes
+def meshes_of(
+    case: Case, *, default: tuple[MeshCase, ...], own: int | None
+) -> tuple[MeshCase, ...]:
+    """The first meshes that a case is made for, or else the default."""
+    meshes: tuple[MeshCase, ...] | None = getattr(case.function, "meshes", None)
+    return default if meshes is None else meshes[:own]
 
 
 # --- managers and values ----------------------------------------------------------------------
@@ -153,6 +155,7 @@ class _Raises:
         self.error = error
         self.words = words
         self.builtin = builtin
+        self.caught: Any = None
 
     def __enter__(self) -> None:
         return None
@@ -161,6 +164,7 @@ class _Raises:
         assert error is not None, f"{self.error.__name__} was not raised"
         if not isinstance(error, self.error):
             return False
+        self.caught = error
         assert isinstance(error, self.builtin), f"{kind.__name__} is no {self.builtin.__name__}"
         missing = [word for word in self.words if word not in str(error)]
         assert not missing, f"the message lacks {missing}: {error}"

@@ -1,21 +1,27 @@
 """Every case of the chunk manager on emulated JAX devices."""
 
 import pytest
-from cases import CASES, ManagerCases
-from manager_support import meshes_of
+from cases import ManagerCases
 
-from meshcore.testing import grid, line
+from meshcore.testing import MESH_CASES, grid, line
 
 pytest.importorskip("jax")
 pytest.importorskip("meshcore_jax")
 
-from meshcore_jax.testing import JaxHarness  # noqa: E402  # after the skip
+from meshcore_jax.testing import JaxHarness
 
 pytestmark = pytest.mark.jax
 
-MESHES = (line(2, 0, 1), grid((3, 0, 2, 1), 2, 2))
-
 
 class TestJax(ManagerCases):
-    harness = JaxHarness(sorted({m for c in CASES for m in meshes_of(c, MESHES)}, key=str))
-    meshes = MESHES
+    """Few meshes: each one compiles every program anew."""
+
+    harness = JaxHarness(MESH_CASES)
+    meshes = (grid((3, 0, 2, 1), 2, 2),)
+    own = 1
+
+
+@pytest.mark.slow
+class TestJaxOnMoreMeshes(ManagerCases):
+    harness = JaxHarness(MESH_CASES)
+    meshes = (line(0), line(2, 0, 1), grid((2, 0, 1, 3), 2, 2, shard_first=True))

@@ -1,4 +1,4 @@
-"""Every call of a backend fails once, before its effect and after it, and nothing is lost unsaid."""
+"""Every call of a backend fails once, before its effect and after it: nothing is lost unsaid."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from meshcore.backend import Backend, TransferProfile
 from meshcore.reference import NUMPY_PROFILE
 from meshcore.testing import InjectedFaultError, grid
 
-PROFILES = (
-    # The calls are among those of the staged profile.
-    pytest.param(NUMPY_PROFILE, marks=pytest.mark.slow, id="numpy"),
-    pytest.param(STAGED, id="staged"),
-    pytest.param(JAX_LIKE, id="jax-like"),
+FAULTS = (
+    pytest.param(STAGED, "before", id="staged-before"),
+    pytest.param(STAGED, "after", id="staged-after"),
+    pytest.param(JAX_LIKE, "after", id="jax-like-after"),
+    # What is left over: these calls are among those above, and fail in the other way.
+    pytest.param(JAX_LIKE, "before", id="jax-like-before", marks=pytest.mark.slow),
+    pytest.param(NUMPY_PROFILE, "before", id="numpy-before", marks=pytest.mark.slow),
+    pytest.param(NUMPY_PROFILE, "after", id="numpy-after", marks=pytest.mark.slow),
 )
 MESH = grid((3, 0, 2, 1), 2, 2)
 
-STEPS_AFTER = 4
+STEPS_AFTER = 2
 """Steps that are made after a failure was recovered from, before all values are compared again."""
 
 Scenario: TypeAlias = Callable[[Backend], list[Step]]
@@ -40,7 +43,7 @@ update the bytes of the successors are measured."""
 
 @pytest.fixture(autouse=True)
 def quick_collection() -> Iterator[None]:
-    """Errors hold frames, and frames hold arrays: collect after each failure, but nothing old."""
+    """Collecting garbage after a failure need not look at what is older than the test."""
     gc.collect()
     gc.freeze()
     yield
@@ -50,9 +53,7 @@ def quick_collection() -> Iterator[None]:
 class Loop:
     """Runs the scenario with one call failing, and recovers."""
 
-    def __init__(
-        self, scenario: Scenario, profile: TransferProfile, k: int, **fault: Any
-    ) -> None:
+    def __init__(self, scenario: Scenario, profile: TransferProfile, k: int, **fault: Any) -> None:
         counting = CountingBackend(MESH.roles(), profile)
         self.backend = FaultyCountingBackend(counting, **fault)
         self.scenario = scenario
@@ -103,10 +104,12 @@ class Loop:
             if step.changes is None or not self.took_effect(manager, model, step):
                 step.run(manager)
         except mc.BrokenBufferError as error:
-            assert self.backend.fired in MAY_LOSE, where
-            assert "injected" in str(error), where
-            assert any(chunk.name in str(error) for chunk in manager.chunks), where
+            message = str(error)
             self.lost = True
+        if self.lost:
+            assert self.backend.fired in MAY_LOSE, where
+            assert "injected" in message, where
+            assert any(chunk.name in message for chunk in manager.chunks), where
             manager.zero_grads()
             manager.load(start_values())
         return self.lost
@@ -124,24 +127,31 @@ class Loop:
 
     def require_nothing_hidden(self, manager: mc.ChunkManager, where: str) -> None:
         """The ledger is what is alive: not a byte more, not a byte less."""
-        gc.collect()
         manager.audit()
         report = manager.memory()
-        for rank, row in self.backend.live_nbytes().items():
-            for memory, alive in row.items():
-                known = sum(report.used[memory.value].values())
-                known += sum(report.reserved[memory.value].values())
-                assert alive == known, f"{where}: rank {rank} {memory.value}"
+        known = {
+            memory: sum(report.used[memory.value].values())
+            + sum(report.reserved[memory.value].values())
+            for memory in mc.Memory
+        }
+        everywhere = dict.fromkeys(self.backend.local_ranks, known)
+        if self.backend.live_nbytes() != everywhere:
+            gc.collect()  # errors hold frames, and frames hold arrays
+        assert self.backend.live_nbytes() == everywhere, where
 
     def close(self, manager: mc.ChunkManager) -> None:
         with contextlib.suppress(InjectedFaultError):
             manager.close()
         manager.close()
-        gc.collect()
         for table in (manager.memory().used, manager.memory().reserved):
             assert not any(nbytes for row in table.values() for nbytes in row.values())
-        for row in self.backend.live_nbytes().values():
-            assert not any(row.values())
+        self.require_nothing_alive()
+
+    def require_nothing_alive(self) -> None:
+        nothing = dict.fromkeys(self.backend.local_ranks, dict.fromkeys(mc.Memory, 0))
+        if self.backend.live_nbytes() != nothing:
+            gc.collect()
+        assert self.backend.live_nbytes() == nothing
 
 
 def loop(scenario: Scenario, profile: TransferProfile, when: str) -> set[str]:
@@ -158,23 +168,28 @@ def loop(scenario: Scenario, profile: TransferProfile, when: str) -> set[str]:
     return fired
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("profile", "when"), FAULTS)
 def test_every_call_of_a_training_step_fails_once(profile: TransferProfile, when: str):
     fired = loop(training, profile, when)
     assert fired >= {"zeros", "redistribute", "write", "read", "scale", "square_sum", "total"}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(("profile", "when"), FAULTS)
 def test_every_call_of_moves_between_memories_fails_once(profile: TransferProfile, when: str):
     fired = loop(placement, profile, when)
     assert fired >= {"zeros", "redistribute", "write", "wait", "free", "to_numpy"}
     assert ("drop" in fired) is (profile is STAGED)
 
 
-@pytest.mark.parametrize("profile", [STAGED, JAX_LIKE], ids=lambda profile: profile.name)
-@pytest.mark.parametrize("scenario", [training, placement])
+@pytest.mark.parametrize(
+    ("scenario", "profile"),
+    [
+        pytest.param(training, STAGED, id="training-staged"),
+        pytest.param(placement, JAX_LIKE, id="placement-jax-like"),
+        pytest.param(training, JAX_LIKE, id="training-jax-like", marks=pytest.mark.slow),
+        pytest.param(placement, STAGED, id="placement-staged", marks=pytest.mark.slow),
+    ],
+)
 def test_every_lack_of_memory_is_named(scenario: Scenario, profile: TransferProfile):
     fault = {"verbs": ("empty", "zeros", "redistribute"), "error": MemoryError}
     messages = []
@@ -186,7 +201,13 @@ def test_every_lack_of_memory_is_named(scenario: Scenario, profile: TransferProf
     assert messages
     for message in messages:
         assert "injected" in message
-        for word in ("no memory for", "bytes a rank", "in use: ", "reserved: ", "move some to host"):
+        for word in (
+            "no memory for",
+            "bytes a rank",
+            "in use: ",
+            "reserved: ",
+            "move some to host",
+        ):
             assert word in message
         assert any(name in message for name in ("param.0", "param.1", "kept.2", "param.3"))
 

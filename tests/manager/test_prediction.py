@@ -1,4 +1,4 @@
-"""The null backend, given a profile, knows the bytes of a run beforehand: to the byte, at every step."""
+"""Given a profile, the null backend knows the bytes of a run beforehand: to the byte, always."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from meshcore.reference import NUMPY_PROFILE
 from meshcore.testing import MeshCase
 
 PROFILES = (NUMPY_PROFILE, TORCH_LIKE, JAX_LIKE, STAGED)
+
 
 def on(name: str, mesh_case: MeshCase, profile: TransferProfile | None = None) -> Backend:
     return mc.create_backend(

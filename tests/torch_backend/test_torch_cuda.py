@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import bits, here, moved, value_of
+from torch_support import bits, here, moved, value_of
 
 from meshcore.backend import BackendOptions
 from meshcore.dtypes import ALL_DTYPES

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-import torch_ranks
+import torch_world
 
 from meshcore.errors import PeerError
 from meshcore.testing import Case, line
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_dead_peer_is_a_peer_error_for_the_others():
     with GlooWorkers(3) as own:
-        outcomes = own.outcomes(torch_ranks.peer_that_dies, 1)
+        outcomes = own.outcomes(torch_world.peer_that_dies, 1)
         assert isinstance(outcomes[1].error, WorkerError)
         assert "exit code -9" in str(outcomes[1].error)
         for rank in (0, 2):
@@ -38,7 +38,7 @@ def test_dead_peer_is_a_peer_error_for_the_others():
 @pytest.mark.slow
 def test_late_peer_is_a_peer_error_at_the_time_out():
     with GlooWorkers(2) as own:
-        outcomes = own.outcomes(torch_ranks.peer_that_is_late, 1, 2.0, 8.0)
+        outcomes = own.outcomes(torch_world.peer_that_is_late, 1, 2.0, 8.0)
         (gather, _), _ = outcomes[0].value
         assert "2 s" in gather[0]
         assert gather[1] < 6.0

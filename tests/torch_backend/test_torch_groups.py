@@ -6,7 +6,8 @@ import json
 
 import pytest
 import torch_ranks
-from torch_ranks import MESHES
+import torch_world
+from torch_support import MESHES
 
 from meshcore.backend import TransferProfile
 from meshcore.errors import SpecError
@@ -29,7 +30,7 @@ COUNTS = {
 
 @pytest.mark.parametrize(("mesh", "count"), COUNTS.items())
 def test_each_rank_is_in_one_group_per_purpose(workers, mesh, count):
-    answers = workers.run(torch_ranks.group_counts, MESHES[mesh])
+    answers = workers.run(torch_world.group_counts, MESHES[mesh])
     ids = MESHES[mesh].ids
     assert [a for rank, a in enumerate(answers) if rank in ids] == [(count, 0)] * len(ids)
     assert all(a == (0, 0) for rank, a in enumerate(answers) if rank not in ids)
@@ -37,14 +38,14 @@ def test_each_rank_is_in_one_group_per_purpose(workers, mesh, count):
 
 @pytest.mark.timeout(60)
 def test_fifty_meshes_leave_nothing_behind(workers):
-    for counts, files, total in workers.run(torch_ranks.make_and_destroy, 50):
+    for counts, files, total in workers.run(torch_world.make_and_destroy, 50):
         assert len(set(counts)) == 1
         assert files[-1] <= files[4] + 2
         assert total == 4.0
 
 
 def test_ranks_outside_are_refused_at_once(workers):
-    answers = workers.run(torch_ranks.every_verb_outside, line(0, 2))
+    answers = workers.run(torch_world.every_verb_outside, line(0, 2))
     assert answers[0] == answers[2] == [2.0, 2.0]
     assert answers[1] == answers[3] == (0, None, [], True)
 
@@ -63,7 +64,7 @@ def test_exchange_gives_every_payload_to_every_rank(workers, mesh, lengths, by_r
 
 @pytest.mark.parametrize("mesh", ["one", "two", "four permuted", "replicas", "replica x shard"])
 def test_measured_profile_is_one_for_all_ranks(workers, mesh):
-    answers = workers.run(torch_ranks.measured, MESHES[mesh])
+    answers = workers.run(torch_world.measured, MESHES[mesh])
     texts = {text for text in answers if text is not None}
     assert len(texts) == 1
     profile = TransferProfile.from_json(texts.pop())
@@ -75,7 +76,7 @@ def test_measured_profile_is_one_for_all_ranks(workers, mesh):
 
 
 def test_mesh_beyond_the_world_is_named_on_every_rank(workers):
-    for name, text in workers.run(torch_ranks.raised_by_create, line(0, 7)):
+    for name, text in workers.run(torch_world.raised_by_create, line(0, 7)):
         assert name == "MeshError"
         assert "rank 7" in text
         assert "4 ranks" in text
@@ -89,9 +90,9 @@ def test_worlds_of_their_own():
         with GlooWorkers(size) as own:
             case = grid(tuple(reversed(range(size))), 1, size)
             own.run(torch_ranks.sums_equal_mesh_order, case, None, 7, "bfloat16")
-            assert own.run(torch_ranks.group_counts, case) == [(3 if size > 1 else 0, 0)] * size
+            assert own.run(torch_world.group_counts, case) == [(3 if size > 1 else 0, 0)] * size
             if size == 2:
-                assert own.run(torch_ranks.closed_after_default_group) == [0, 0]
+                assert own.run(torch_world.closed_after_default_group) == [0, 0]
 
 
 def test_all_gather_is_for_cuda_alone():

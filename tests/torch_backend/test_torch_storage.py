@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from torch_ranks import MESHES, PROFILES, largest_allocations, moved, value_of
+from torch_support import MESHES, PROFILES, moved, value_of
+from torch_world import largest_allocations
 
 from meshcore.backend import BackendOptions, SupportsLiveBytes, TransferProfile
 from meshcore.dtypes import ALL_DTYPES, numpy_dtype

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch_ranks
-from torch_ranks import MESHES, PROFILES
+import torch_support
+from torch_support import MESHES, PROFILES
 
 from meshcore.dtypes import ALL_DTYPES
 from meshcore.spec import Placement
@@ -85,7 +86,7 @@ def test_total_counts_valid_elements_once_and_is_equal_everywhere(workers, mesh,
     shard_numel = 70_000
     n = shards * shard_numel
     valid = [(0, 3), (3, 3), (10, n // 2), (n // 2 + 1, n - 7)]
-    values = torch_ranks.value_of(n, "float32")
+    values = torch_support.value_of(n, "float32")
     args = (MESHES[mesh], values, valid, placement, shard_numel)
     got = [answer for answer in workers.run(torch_ranks.norm_of, *args) if answer is not None]
     assert len(got) == len(MESHES[mesh].ids)

@@ -1,115 +1,22 @@
-"""What the tests run on every rank: module-level functions that return plain values or raise."""
+"""What the tests run on every rank about values: functions that return plain values or raise."""
 
 from __future__ import annotations
 
 import inspect
 import struct
-import time
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch_support import backend_on, bits, filled, here, moved, own_shard, value_of
 
-from meshcore import errors
-from meshcore.backend import BackendOptions, MoveForm, scratch_specs
-from meshcore.dtypes import is_floating, numpy_dtype
+from meshcore.backend import scratch_specs
+from meshcore.dtypes import numpy_dtype
 from meshcore.reference import NumpyBackend
-from meshcore.registry import create_backend
 from meshcore.spec import BufferSpec, Memory, MoveKind, Placement, move_kind, reduce_path
-from meshcore.testing import grid, line
 from meshcore_torch import groups
-from meshcore_torch.profile import ALL_TO_ALL, GLOO_PROFILE, PEERS
-
-MESHES = {
-    "one": line(0),
-    "two": line(1, 0),
-    "three": line(2, 0, 1),
-    "four": line(0, 1, 2, 3),
-    "four permuted": line(2, 0, 3, 1),
-    "replica x shard": grid((3, 0, 2, 1), 2, 2),
-    "shard x replica": grid((2, 0, 1, 3), 2, 2, shard_first=True),
-    "replicas": grid((1, 2, 0), 3, 1),
-}
-
-
-def summing_by(form: MoveForm):
-    """The gloo profile with one form of sums over shards for all sizes."""
-    forms = {**GLOO_PROFILE.forms, MoveKind.REDUCE_SCATTER: (form,)}
-    return replace(GLOO_PROFILE, forms=forms)
-
-
-PROFILES = {
-    "default": None,
-    "collectives": summing_by(ALL_TO_ALL),
-    "messages": summing_by(PEERS),
-}
-
-
-@contextmanager
-def backend_on(case, profile=None, timeout_seconds=30.0, extra=None):
-    options = BackendOptions(timeout_seconds, profile, "cpu", extra or {})
-    backend = create_backend(
-        "torch",
-        case.mesh(),
-        shard_axis=case.shard_axis,
-        replica_axis=case.replica_axis,
-        options=options,
-    )
-    try:
-        yield backend
-    finally:
-        backend.close()
-
-
-def moved(backend, array, src, dst, *, into=None, scale=1.0, add=False):
-    """One move, waited for, with its scratch opened and dropped as the pool does."""
-    specs = scratch_specs(backend.profile, backend.roles, src, dst, add=add)
-    scratch = [backend.empty(spec) for spec in specs]
-    into = backend.empty(dst) if into is None else into
-    out = backend.redistribute(array, src, dst, into=into, scratch=scratch, scale=scale, add=add)
-    backend.wait(out)
-    for piece in scratch:
-        backend.free(piece)
-    return out
-
-
-def filled(backend, spec, value):
-    """A buffer that holds this rank's part of a whole value, or its addend."""
-    if spec.placement is Placement.PARTIAL or spec.placement is Placement.REPLICATED:
-        return backend.write(backend.zeros(spec), spec, 0, value)
-    whole = replace(spec, placement=Placement.REPLICATED)
-    array = backend.write(backend.empty(whole), whole, 0, value)
-    split = replace(whole, placement=Placement.SHARDED)
-    return moved(backend, array, whole, split)
-
-
-def here(backend, array):
-    (out,) = backend.to_numpy(array).values()
-    return out
-
-
-def bits(array):
-    return np.ascontiguousarray(array).view(np.uint8)
-
-
-def value_of(numel, dtype, seed=0):
-    """Values of every size that survive a round trip through the dtype."""
-    random = np.random.default_rng(seed)
-    if dtype == "bool":
-        return random.integers(0, 2, numel).astype(bool)
-    if is_floating(dtype):
-        return random.standard_normal(numel).astype(numpy_dtype(dtype))
-    info = np.iinfo(dtype)
-    return random.integers(info.min, info.max, numel, dtype=dtype, endpoint=True)
-
-
-def own_shard(backend, value):
-    index = backend.roles.shard_index(backend.local_ranks[0])
-    return np.split(value, backend.roles.shards)[index]
-
 
 # --- values -----------------------------------------------------------------------------------
 
@@ -272,7 +179,7 @@ def freed_in_flight(case):
 
 
 def where_torch_sorts_ranks(case, profile):
-    """Versions of torch that cannot be told the order of ranks: the mesh order counts all the same."""
+    """A torch that cannot be told the order of ranks: mesh order counts all the same."""
 
     def without_order(function):
         full = inspect.signature(function)
@@ -325,205 +232,3 @@ def exchanged(case, lengths, by_rank):
         got = backend.exchange({rank: own} if by_rank else own)
         assert list(got) == list(case.ids), "not in mesh order"
         return got
-
-
-# --- groups -----------------------------------------------------------------------------------
-
-
-def group_counts(case):
-    with backend_on(case) as backend:
-        before = backend.group_count
-        backend.close()
-        backend.close()
-        return before, backend.group_count
-
-
-def make_and_destroy(times):
-    """Case B11: registered groups stay the same, and the caller's own group stays alive."""
-    case = grid((0, 1, 2), 1, 3)
-    counts, files = [], []
-    for _ in range(times):
-        with backend_on(case) as backend:
-            if backend.local_ranks:
-                src = BufferSpec(3, "float32", Placement.PARTIAL)
-                dst = BufferSpec(3, "float32", Placement.REPLICATED)
-                out = moved(backend, filled(backend, src, np.ones(3, np.float32)), src, dst)
-                np.testing.assert_array_equal(here(backend, out), [3, 3, 3])
-        counts.append(len(dist.distributed_c10d._world.pg_map))
-        files.append(_open_files())
-    ones = torch.ones(())
-    dist.all_reduce(ones)
-    return counts, files, float(ones)
-
-
-def _open_files():
-    from pathlib import Path
-
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def every_verb_outside(case):
-    """Names of verbs that let a rank outside the mesh in, and how long they took to refuse."""
-    with backend_on(case) as backend:
-        if backend.local_ranks:
-            src = BufferSpec(2, "float32", Placement.PARTIAL)
-            dst = BufferSpec(2, "float32", Placement.REPLICATED)
-            out = moved(backend, filled(backend, src, np.ones(2, np.float32)), src, dst)
-            return here(backend, out).tolist()
-        spec = BufferSpec(2, "float32", Placement.REPLICATED)
-        split = replace(spec, placement=Placement.SHARDED)
-        array = torch.zeros(2)
-        verbs = {
-            "empty": lambda: backend.empty(spec),
-            "zeros": lambda: backend.zeros(spec),
-            "redistribute": lambda: backend.redistribute(array, split, spec, into=array),
-            "write": lambda: backend.write(array, spec, 0, array),
-            "read": lambda: backend.read(array, spec, 0, 1),
-            "scale": lambda: backend.scale(array, spec, 2.0),
-            "square_sum": lambda: backend.square_sum(array, spec, [(0, 1)]),
-            "total": lambda: backend.total([]),
-            "wait": lambda: backend.wait(array),
-            "free": lambda: backend.free(array),
-            "drop": lambda: backend.drop(array),
-            "nbytes": lambda: backend.nbytes(array),
-            "to_numpy": lambda: backend.to_numpy(array),
-            "exchange": lambda: backend.exchange(b""),
-        }
-        began, wrong = time.monotonic(), []
-        for name, verb in verbs.items():
-            try:
-                verb()
-            except errors.NotInMeshError:
-                continue
-            wrong.append(name)
-        return (
-            backend.group_count,
-            case.mesh().coordinate(dist.get_rank()),
-            wrong,
-            (time.monotonic() - began < 1.0),
-        )
-
-
-def closed_after_default_group():
-    """A backend outlives the default group by accident: closing it is still no error."""
-    case = line(*range(dist.get_world_size()))
-    with backend_on(case) as backend:
-        dist.destroy_process_group()
-        backend.close()
-        return backend.group_count
-
-
-def measured(case):
-    with backend_on(case, extra={"profile": "measure"}) as backend:
-        if not backend.local_ranks:
-            return None
-        n = 1024 * backend.roles.shards
-        src = BufferSpec(n, "float32", Placement.SHARDED)
-        dst = BufferSpec(n, "float32", Placement.REPLICATED)
-        value = value_of(n, "float32")
-        out = moved(backend, filled(backend, src, value), src, dst)
-        np.testing.assert_array_equal(here(backend, out), value)
-        return backend.profile.to_json()
-
-
-# --- failures ---------------------------------------------------------------------------------
-
-
-def raised_by_create(case, profile=None):
-    try:
-        with backend_on(case, profile):
-            return None
-    except errors.MeshcoreError as error:
-        return type(error).__name__, str(error)
-
-
-def peer_that_dies(victim):
-    """What the survivors get from a gather and from an exchange when a peer is killed."""
-    import os
-    import signal
-
-    case = line(*range(dist.get_world_size()))
-    with backend_on(case, timeout_seconds=10.0) as backend:
-        backend.exchange(b"all here")
-        if backend.local_ranks == (victim,):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return _two_failures(backend)
-
-
-def peer_that_is_late(late, timeout_seconds, sleep_seconds):
-    """What the others get when a peer does not come in time."""
-    case = line(*range(dist.get_world_size()))
-    with backend_on(case, timeout_seconds=timeout_seconds) as backend:
-        backend.exchange(b"all here")
-        if backend.local_ranks == (late,):
-            time.sleep(sleep_seconds)
-            return None
-        return _two_failures(backend)
-
-
-def _two_failures(backend):
-    n = 4096 * backend.roles.shards
-    src = BufferSpec(n, "float32", Placement.SHARDED)
-    dst = BufferSpec(n, "float32", Placement.REPLICATED)
-    source, into = backend.zeros(src), backend.empty(dst)
-    out = []
-    for verb in (lambda: _gather(backend, source, src, dst, into), lambda: backend.exchange(b"x")):
-        began = time.monotonic()
-        try:
-            verb()
-        except errors.PeerError as error:
-            out.append((str(error), time.monotonic() - began, error.__cause__ is not None))
-        else:
-            out.append(None)
-    return out, backend.free(into) is None
-
-
-def _gather(backend, source, src, dst, into):
-    backend.wait(backend.redistribute(source, src, dst, into=into))
-
-
-# --- memory -----------------------------------------------------------------------------------
-
-
-def largest_allocations(case, profile, shard_numel):
-    """Largest allocation of one operator, in bytes, in each move; destinations are made before."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    out = {}
-    with backend_on(case, profile) as backend:
-        n = shard_numel * backend.roles.shards
-        for src, dst, add in _large_moves(n):
-            scratch = [
-                backend.zeros(spec)
-                for spec in scratch_specs(backend.profile, backend.roles, src, dst, add=add)
-            ]
-            source, into = backend.zeros(src), backend.zeros(dst)
-            with profiler(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-                backend.redistribute(
-                    source, src, dst, into=into, scratch=scratch, scale=0.5 if add else 1.0, add=add
-                )
-                backend.wait(into)
-                if dst.placement is Placement.SHARDED:
-                    backend.square_sum(into, dst, [(0, n)])
-                    backend.scale(into, dst, 2.0)
-            largest = max(event.cpu_memory_usage for event in seen.events())
-            out[f"{src} -> {dst} {'add' if add else ''}"] = largest
-    with profiler(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        torch.zeros(shard_numel).add_(torch.ones(shard_numel, dtype=torch.bfloat16), alpha=0.5)
-    control = max(event.cpu_memory_usage for event in seen.events())
-    return out, control
-
-
-def _large_moves(n):
-    split = BufferSpec(n, "float32", Placement.SHARDED)
-    whole = BufferSpec(n, "float32", Placement.REPLICATED)
-    low = BufferSpec(n, "bfloat16", Placement.PARTIAL)
-    return (
-        (split, replace(whole, dtype="bfloat16"), False),
-        (low, split, False),
-        (low, split, True),
-        (replace(low, dtype="float32"), split, True),
-        (low, whole, True),
-        (replace(split, placement=Placement.SHARDED), replace(split, dtype="bfloat16"), False),
-    )

@@ -8,21 +8,18 @@ the tensor that it is given, so that using it again fails loudly.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from meshcore import BackendError, ClosedError, SpecError
 from meshcore.backend import Array, AxisRoles, BufferSpec, Memory, TransferProfile, move_kind
-from meshcore_torch import tensors
+from meshcore_torch import storage, tensors
 from meshcore_torch.control import exchange_payloads
 from meshcore_torch.flights import Flight, SideStream, StreamFlight
 from meshcore_torch.groups import Group, GroupSet
-from meshcore_torch.moves import PURPOSES, Move, Started
-
-_NO_MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "overflowed")
+from meshcore_torch.moves import PURPOSES, Move
 
 
 class TorchBackend:
@@ -78,16 +75,7 @@ class TorchBackend:
         self._require_usable()
         if into is not None:
             return self._local(into, spec)
-        pinned = spec.memory is Memory.HOST and self.device.type == "cuda"
-        device = torch.device("cpu") if spec.memory is Memory.HOST else self.device
-        # A tensor made in inference mode could never be changed in place by training.
-        with torch.inference_mode(False), _as_memory_error(spec):
-            return torch.empty(
-                spec.local_numel(self.roles.shards),
-                dtype=tensors.torch_dtype(spec.dtype),
-                device=device,
-                pin_memory=pinned,
-            )
+        return storage.allocate(spec, self.roles.shards, self.device)
 
     def zeros(self, spec: BufferSpec, into: torch.Tensor | None = None) -> torch.Tensor:
         """Storage filled with zeros, padding too."""
@@ -106,13 +94,13 @@ class TorchBackend:
         # A late message of a failed collective may still arrive in its buffers.
         keeps = memory in self.profile.shells and not (self._has_failed or self._closed)
         shell = array.detach() if keeps else None
-        _empty(array)
+        storage.take_from(array)
         return shell
 
     def drop(self, shell: torch.Tensor) -> None:
         """Give a shell's storage up."""
         self._require_member()
-        _empty(shell)
+        storage.take_from(shell)
 
     def nbytes(self, array: torch.Tensor) -> dict[int, int]:
         """Bytes of the tensor's storage; 0 once freed."""
@@ -137,8 +125,7 @@ class TorchBackend:
         target = self.empty(dst) if into is None else self._local(into, dst)
         if src.numel == 0:
             return target
-        kind = move_kind(src, dst, self.roles)
-        group, form = None, ""
+        kind, group, form = move_kind(src, dst, self.roles), None, ""
         if self.roles.group_size(kind) > 1:
             group = self._groups.get(PURPOSES[kind])
             form = self.profile.form(src, dst, self.roles).name
@@ -167,10 +154,10 @@ class TorchBackend:
 
     def _launch(self, move: Move, group: Group | None) -> Flight | StreamFlight | None:
         if self._side is None or not (move.source.is_cuda or move.target.is_cuda):
-            works, finish = _started(move, group)
+            works, finish = move.start(group)
             return Flight(move, group, works, finish) if works else None
         with self._side.issue():
-            works, finish = _started(move, group)
+            works, finish = move.start(group)
             Flight(move, group, works, finish).complete()
         host = not (move.source.is_cuda and move.target.is_cuda)
         return self._side.launched(move.target, host=host)
@@ -333,27 +320,3 @@ class TorchBackend:
         raise SpecError(
             f"a tensor of {array.numel()} elements was passed as {spec} ({want} a rank)"
         )
-
-
-def _started(move: Move, group: Group | None) -> Started:
-    if group is None:
-        return move.start(None)
-    with group.blame(move):
-        return move.start(group)
-
-
-def _empty(tensor: torch.Tensor) -> None:
-    """Take the storage away from a tensor; views of it keep theirs."""
-    with torch.no_grad():
-        tensor.set_()  # type: ignore[call-overload]  # the form without arguments is not annotated
-
-
-@contextmanager
-def _as_memory_error(spec: BufferSpec) -> Iterator[None]:
-    """Pass on torch's ways of saying that there is no memory as a ``MemoryError``."""
-    try:
-        yield
-    except RuntimeError as error:
-        if any(words in str(error).lower() for words in _NO_MEMORY_WORDS):
-            raise MemoryError(f"torch has no memory for {spec}: {error}") from error
-        raise

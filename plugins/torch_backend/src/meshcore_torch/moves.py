@@ -63,10 +63,18 @@ class Move:
         return f"{self.kind.value} ({self.src} -> {self.dst})"
 
     def start(self, group: Group | None) -> Started:
-        """Start it over its group, or do it here and now if it is local."""
+        """Start it over its group, or do it here and now if it is local.
+
+        Raises:
+            PeerError: a peer is gone.
+        """
         if group is None:
             self._do_locally()
             return [], None
+        with group.blame(self):
+            return self._start_over(group)
+
+    def _start_over(self, group: Group) -> Started:
         if self.kind is MoveKind.GATHER:
             # The cast comes before the transport, straight into the own place.
             shards_of(self.target, self.shards)[self.index].copy_(self.source)
