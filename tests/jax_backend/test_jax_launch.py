@@ -97,3 +97,14 @@ def test_a_fresh_process_gets_the_devices_it_asks_for(first):
 def test_the_environment_works_for_a_child():
     code = "import jax; print(len(jax.devices()))"
     assert answers(code, **emulated_cpu_env(5)) == ["5"]
+
+
+@pytest.mark.parametrize("first", ["", "import jax\n"])
+def test_a_larger_number_that_was_asked_for_before_is_kept(first):
+    code = (
+        f"{first}from meshcore_jax.launch import emulate_cpu\n"
+        "emulate_cpu(2)\n"
+        "import jax\n"
+        "print(len(jax.devices()))"
+    )
+    assert answers(code, **emulated_cpu_env(5)) == ["5"]

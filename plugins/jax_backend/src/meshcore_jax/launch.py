@@ -37,13 +37,17 @@ def emulated_cpu_env(devices: int) -> dict[str, str]:
 
 
 def emulate_cpu(devices: int) -> None:
-    """Let this process see ``devices`` CPU devices; to be called before jax is first used.
+    """Let this process see ``devices`` CPU devices or more; call it before jax is first used.
 
-    If jax runs already with as many CPU devices or more, nothing is changed.
+    A larger number that was asked for before (here or in ``XLA_FLAGS``) is kept, and if jax runs
+    already with as many CPU devices or more, nothing is changed.
 
     Raises:
         MeshError: fewer than one device, or jax runs already with fewer.
     """
+    if devices >= 1:
+        asked = re.search(rf"{_DEVICES_FLAG}=(\d+)", os.environ.get("XLA_FLAGS", ""))
+        devices = max(devices, int(asked.group(1)) if asked else 0)
     env = emulated_cpu_env(devices)
     if "jax" in sys.modules and not _configure(devices):
         return
