@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import cases_books
 import cases_gradients
+import cases_homes
 import cases_life
+import cases_lookups
 import cases_memory
 import cases_norms
 import cases_optimizer
 import cases_prediction
+import cases_unused
 import cases_values
 import pytest
 from manager_support import MESHES, cases_in, meshes_of
@@ -18,11 +22,15 @@ from meshcore.testing import BackendHarness, Case, MeshCase
 
 THEMES = (
     cases_values,
+    cases_homes,
     cases_life,
+    cases_lookups,
     cases_gradients,
+    cases_unused,
     cases_norms,
     cases_optimizer,
     cases_memory,
+    cases_books,
     cases_prediction,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from manager_support import by_rank, equal, ints, make, on, raises
+from manager_support import by_rank, elementwise, equal, ints, make, on, raises
 
 import meshcore as mc
 from meshcore.backend import Backend
@@ -163,3 +163,5 @@ def case_the_norm_follows_every_change(backend: Backend) -> None:
         with raises(mc.SpecError, "'zero'"):
             manager.reduce_grads(unused="")
         assert manager.grad_norm() == 4.0
+        manager.update(lambda chunk, arrays: {"grad": elementwise(lambda g: 2 * g, arrays["grad"])})
+        assert manager.grad_norm() == 8.0

@@ -67,6 +67,22 @@ def make(
     return mc.ChunkManager(backend, plan, **options)
 
 
+def three(backend: Backend, **options: object) -> mc.ChunkManager:
+    """Tensors a and b in one chunk, c in another; loaded."""
+    specs = [mc.ParamSpec("a", (3,)), mc.ParamSpec("b", (2, 2)), mc.ParamSpec("c", (7,))]
+    manager = make(backend, specs, capacity=7, **options)
+    manager.load({"a": ints((3,), 1), "b": ints((2, 2), 10), "c": ints((7,), 20)})
+    assert len(manager.chunks) == 2
+    return manager
+
+
+def loaded(backend: Backend, **options: object) -> mc.ChunkManager:
+    """Tensors a and b in one chunk; loaded."""
+    manager = make(backend, [mc.ParamSpec("a", (5,)), mc.ParamSpec("b", (2, 2))], **options)
+    manager.load({"a": ints((5,), 1), "b": ints((2, 2), 10)})
+    return manager
+
+
 def ints(shape: Sequence[int], start: int = 0, dtype: str = "float32") -> Any:
     """Small integers from ``start`` on, in C order: exact in every floating dtype."""
     numel = int(np.prod(shape))

@@ -245,29 +245,6 @@ def test_a_failing_measure_leaves_no_buffer_behind():
         assert k > 10
 
 
-def test_shells_are_dropped_before_memory_is_missing():
-    backend = FaultyCountingBackend(
-        CountingBackend(MESH.roles(), STAGED), verbs=("zeros", "empty"), error=MemoryError
-    )
-    with manager_on(backend) as manager:
-        manager.load(start_values())
-        manager.access("a")
-        manager.release("a")
-        assert sum(manager.memory().reserved["device"].values()) > 0
-        backend.fail_at = backend.calls
-        manager.add_state("momentum")
-        assert backend.fired == "zeros"
-        assert sum(manager.memory().reserved["device"].values()) == 0
-        manager.audit()
-        backend.fired, backend.fail_at = None, backend.calls
-        with pytest.raises(mc.DeviceMemoryError, match="param.0.grad_full") as caught:
-            manager.accumulate_grad("a", np.ones(5, np.float32))
-        assert caught.value.buffer == "param.0.grad_full"
-        assert caught.value.nbytes == 4 * manager.plan.chunks[0].numel
-        assert caught.value.report == manager.memory().used
-        manager.accumulate_grad("a", np.ones(5, np.float32))
-
-
 def test_a_state_that_cannot_be_opened_everywhere_is_opened_nowhere():
     for k in itertools.count():
         backend = FaultyCountingBackend(CountingBackend(MESH.roles(), JAX_LIKE))

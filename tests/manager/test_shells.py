@@ -1,0 +1,81 @@
+"""Shells of freed buffers: reused, kept within a budget, and given up before memory is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from manager_profiles import STAGED, TORCH_LIKE
+from manager_scenario import manager_on, start_values
+from manager_support import make
+from manager_witness import CountingBackend, FaultyCountingBackend
+
+import meshcore as mc
+from meshcore.testing import grid, line
+
+MESH = grid((3, 0, 2, 1), 2, 2)
+
+
+def reserved(manager: mc.ChunkManager) -> int:
+    return sum(manager.memory().reserved["device"].values())
+
+
+def test_shells_are_dropped_before_memory_is_missing():
+    backend = FaultyCountingBackend(
+        CountingBackend(MESH.roles(), STAGED), verbs=("zeros", "empty"), error=MemoryError
+    )
+    with manager_on(backend) as manager:
+        manager.load(start_values())
+        manager.access("a")
+        manager.release("a")
+        assert sum(manager.memory().reserved["device"].values()) > 0
+        backend.fail_at = backend.calls
+        manager.add_state("momentum")
+        assert backend.fired == "zeros"
+        assert sum(manager.memory().reserved["device"].values()) == 0
+        manager.audit()
+        backend.fired, backend.fail_at = None, backend.calls
+        with pytest.raises(mc.DeviceMemoryError, match="param.0.grad_full") as caught:
+            manager.accumulate_grad("a", np.ones(5, np.float32))
+        assert caught.value.buffer == "param.0.grad_full"
+        assert caught.value.nbytes == 4 * manager.plan.chunks[0].numel
+        assert caught.value.report == manager.memory().used
+        manager.accumulate_grad("a", np.ones(5, np.float32))
+
+
+def test_a_released_chunk_leaves_a_shell_that_the_next_gather_takes():
+    backend = FaultyCountingBackend(CountingBackend(line(0, 1).roles(), TORCH_LIKE))
+    with make(backend, [mc.ParamSpec("w", (8,))]) as manager:
+        manager.load_zeros()
+        for _ in range(3):
+            manager.access("w")
+            # What loading left: the whole chunk that was cut into shards, before it was gathered.
+            assert reserved(manager) == 0
+            manager.release("w")
+            assert reserved(manager) == 32
+        alive = backend.live_nbytes()[0]
+        assert alive == {mc.Memory.DEVICE: 16 + 32, mc.Memory.HOST: 0}
+    assert reserved(manager) == 0
+
+
+def test_shells_stay_within_four_times_the_largest():
+    specs = [mc.ParamSpec(f"t{numel}", (numel,), group=f"g{numel}") for numel in range(1, 31)]
+    with make(CountingBackend(line(0, 1).roles(), TORCH_LIKE), specs) as manager:
+        manager.load_zeros()
+        manager.access(*(spec.name for spec in specs))
+        manager.release(*(spec.name for spec in specs))
+        assert 3 * 120 < reserved(manager) <= 4 * 120
+        manager.audit()
+
+
+def test_shells_are_given_up_under_a_limit():
+    specs = [mc.ParamSpec("a", (16,), group="a"), mc.ParamSpec("b", (12,), group="b")]
+    limit = 32 + 24 + 64 + 8
+    backend = CountingBackend(line(0, 1).roles(), TORCH_LIKE)
+    with make(backend, specs, limits={mc.Memory.DEVICE: limit}) as manager:
+        manager.load_zeros()
+        for name in "abab":
+            manager.access(name)
+            held = sum(manager.memory().used["device"].values()) + reserved(manager)
+            assert held <= limit
+            assert backend.live_nbytes()[0][mc.Memory.DEVICE] == held
+            manager.release(name)
