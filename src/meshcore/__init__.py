@@ -74,11 +74,11 @@ from meshcore.state import TensorState as TensorState
 __version__ = "0.1.0"
 
 __all__ = [
+    "BACKEND_API",
     "Access",
     "AuditError",
     "AuditReport",
     "AxisRoles",
-    "BACKEND_API",
     "BackendConflictError",
     "BackendDescription",
     "BackendError",

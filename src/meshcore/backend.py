@@ -79,8 +79,8 @@ class TransferProfile:
             scratch and has one form, named "default".
         shells: memories where a freed buffer leaves its storage behind for reuse.
         preallocates: whether destinations of moves are opened with ``empty`` before the move; where
-            they are not, ``into`` is None and the backend makes the destination itself. Moves that
-            add always get a live ``into``.
+            they are not, ``into`` is None, the backend makes the destination itself, and forms have
+            no staging. Moves that add always get a live ``into``.
         has_data: False where the backend keeps bytes only.
     """
 
@@ -99,6 +99,11 @@ class TransferProfile:
             if not forms or starts[0] != 0 or starts != sorted(set(starts)):
                 raise SpecError(
                     f"forms of {kind.value} start at 0 bytes and rise strictly, not {starts}"
+                )
+            if not self.preallocates and any(form.staging for form in forms):
+                raise SpecError(
+                    f"forms of {kind.value} ask for scratch, and a backend that makes its "
+                    "destinations itself (preallocates=False) gets none: leave staging out"
                 )
 
     def form(self, src: BufferSpec, dst: BufferSpec, roles: AxisRoles) -> MoveForm:

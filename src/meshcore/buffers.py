@@ -63,7 +63,7 @@ class ShellStore:
         self._backend = backend
         self._ledger = ledger
         self._by_spec: dict[BufferSpec, list[Shell]] = {}
-        self._largest_freed = {memory: 0 for memory in Memory}
+        self._largest_freed = dict.fromkeys(Memory, 0)
 
     def __iter__(self) -> Iterator[Shell]:
         for rows in self._by_spec.values():

@@ -1,7 +1,7 @@
 """Every error that meshcore raises: a ``MeshcoreError`` and the builtin that a caller would expect.
 
-A message says what was asked, what is allowed and what to do; the classes exist so that a caller can
-tell the cases apart without reading it.
+A message says what was asked, what is allowed and what to do; the classes exist so that a caller
+can tell the cases apart without reading it.
 """
 
 from __future__ import annotations
@@ -115,6 +115,9 @@ class AuditError(MeshcoreError, AssertionError):
 
 class DeviceMemoryError(MeshcoreError, MemoryError):
     """There is no memory for a buffer; nothing was changed, on any rank.
+
+    One exception: where a backend runs out of memory inside a sum into a live gradient, that
+    gradient is lost and says so (``BrokenBufferError``) when it is used.
 
     Attributes:
         buffer: name of the buffer that was wanted.

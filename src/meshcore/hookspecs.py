@@ -1,4 +1,4 @@
-"""The hooks of a backend plugin: a module named by an entry point in group ``meshcore.backends``."""
+"""The hooks of a backend plugin: a module that an entry point of ``meshcore.backends`` names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,5 @@ def meshcore_backend_info() -> BackendInfo:  # type: ignore[empty-body]  # plugg
 
 
 @hookspec(firstresult=True)
-def meshcore_create_backend(
-    name: str, roles: AxisRoles, options: BackendOptions
-) -> Backend | None:
+def meshcore_create_backend(name: str, roles: AxisRoles, options: BackendOptions) -> Backend | None:
     """Make the backend called ``name`` for a mesh with its axis roles, or return None."""

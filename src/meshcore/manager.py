@@ -268,7 +268,11 @@ class ChunkManager:
         self._store(values, cast=cast, add=False, role=PARAM)
 
     def add(self, values: Mapping[str, Any], *, cast: bool = False) -> None:
-        """Add to tensors that are loaded, in the dtype in which they are kept."""
+        """Add to tensors that are loaded, in the dtype in which they are kept.
+
+        If gathering the new value for an open ``access`` fails, the addition has taken effect: do
+        not repeat it, only the access.
+        """
         self._require_loaded(values)
         self._store(values, cast=cast, add=True, role=PARAM)
 
@@ -565,7 +569,8 @@ class ChunkManager:
         ``fn(chunk, buffers)`` gets the backend's arrays by role ("param", "grad", and the names of
         optimizer states), all sharded like home, may consume them, and returns the successors of
         those that it changed (a mutable array changed in place is its own successor). If it raises,
-        the arrays that it was given are lost: their buffers are broken.
+        the arrays that it was given are lost: their buffers are broken. If gathering the new value
+        for an open ``access`` fails, the update has taken effect.
 
         Args:
             fn: the optimizer step of one chunk.

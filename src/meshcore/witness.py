@@ -37,7 +37,7 @@ class Witness:
         for buffer in buffers.values():
             nbytes = self._measure(buffer.name, buffer.spec, buffer.array)
             measured[buffer.spec.memory.value][buffer.category.value] += nbytes
-        reserved = {memory: 0 for memory in Memory}
+        reserved = dict.fromkeys(Memory, 0)
         for shell in shells:
             nbytes = self._measure(f"shell of {shell.entry.name}", shell.spec, shell.array)
             reserved[shell.spec.memory] += nbytes

@@ -257,3 +257,9 @@ def test_knowing_live_bytes_is_an_ability_that_is_seen_by_its_method():
     able = types.SimpleNamespace(live_nbytes=dict)
     assert isinstance(able, SupportsLiveBytes)
     assert not isinstance(types.SimpleNamespace(), SupportsLiveBytes)
+
+
+def test_a_backend_that_makes_its_destinations_gets_no_scratch():
+    forms = {MoveKind.REDUCE_SCATTER: (MoveForm("peers", staging=(Staging("peers", "src"),)),)}
+    with pytest.raises(SpecError, match="reduce_scatter.*leave staging out"):
+        TransferProfile("odd", forms=forms, preallocates=False)
