@@ -59,22 +59,25 @@ def form_lists(draw):
     )
 
 
-profiles = st.builds(
-    TransferProfile,
-    name=st.text(min_size=1, max_size=8),
-    dtypes=st.lists(st.sampled_from(ALL_DTYPES), unique=True).map(tuple),
-    forms=st.dictionaries(st.sampled_from(MoveKind), form_lists()),
-    shells=st.frozensets(st.sampled_from(Memory)),
-    preallocates=st.booleans(),
-    has_data=st.booleans(),
-)
+@st.composite
+def profiles(draw):
+    forms = draw(st.dictionaries(st.sampled_from(MoveKind), form_lists()))
+    staged = any(form.staging for rows in forms.values() for form in rows)
+    return TransferProfile(
+        name=draw(st.text(min_size=1, max_size=8)),
+        dtypes=tuple(draw(st.lists(st.sampled_from(ALL_DTYPES), unique=True))),
+        forms=forms,
+        shells=draw(st.frozensets(st.sampled_from(Memory))),
+        preallocates=staged or draw(st.booleans()),
+        has_data=draw(st.booleans()),
+    )
 
 
 # Text form
 
 
 @settings(max_examples=40)
-@given(profiles)
+@given(profiles())
 def test_a_profile_survives_json_and_pickle(profile):
     text = profile.to_json()
     again = TransferProfile.from_json(text)
