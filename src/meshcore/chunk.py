@@ -20,7 +20,7 @@ from meshcore.errors import BrokenBufferError, ChunkBusyError, NotGatheredError
 from meshcore.layout import ChunkLayout, Slot
 from meshcore.ledger import Category
 from meshcore.pool import Pool
-from meshcore.spec import BufferSpec, Memory, Placement
+from meshcore.spec import BufferSpec, Memory, Placement, buffer_spec
 from meshcore.state import TensorState, next_state
 
 PARAM = "param"
@@ -355,7 +355,7 @@ class Chunk:
         if buffer.spec.memory is Memory.DEVICE:
             return buffer
         spec = buffer.spec
-        target = BufferSpec(spec.numel, spec.dtype, spec.placement, Memory.DEVICE)
+        target = buffer_spec(spec.numel, spec.dtype, spec.placement, Memory.DEVICE)
         category = buffer.category if target == self._compute_spec else Category.STAGING
         return self._pool.move(buffer, target, name=f"{buffer.name}.upload", category=category)
 
@@ -419,4 +419,4 @@ class Chunk:
         return buffer
 
     def _spec(self, dtype: str, placement: Placement, memory: Memory = Memory.DEVICE) -> BufferSpec:
-        return BufferSpec(self.layout.numel, dtype, placement, memory)
+        return buffer_spec(self.layout.numel, dtype, placement, memory)

@@ -18,7 +18,7 @@ from meshcore.errors import BrokenBufferError, NoGradientError
 from meshcore.layout import ChunkLayout, Slot
 from meshcore.ledger import Category
 from meshcore.pool import Pool
-from meshcore.spec import BufferSpec, Memory, Placement, reduce_path
+from meshcore.spec import BufferSpec, Memory, Placement, buffer_spec, reduce_path
 
 NOTHING, DONE, UNUSED = 0, 1, 2
 """What a rank says of a name at a reduce: no gradient and no word, a gradient, marked unused."""
@@ -295,7 +295,7 @@ class ChunkGradient:
         spec = shard.spec
         self._shard = self._pool.move(
             shard,
-            BufferSpec(spec.numel, spec.dtype, spec.placement, memory),
+            buffer_spec(spec.numel, spec.dtype, spec.placement, memory),
             name=shard.name,
             category=Category.GRAD,
         )
@@ -314,14 +314,14 @@ class ChunkGradient:
         spec = shard.spec
         if spec.memory is Memory.DEVICE:
             return shard
-        target = BufferSpec(spec.numel, spec.dtype, spec.placement, Memory.DEVICE)
+        target = buffer_spec(spec.numel, spec.dtype, spec.placement, Memory.DEVICE)
         return self._pool.move(
             shard, target, name=f"{shard.name}.upload", category=Category.STAGING
         )
 
     def _spec(self, placement: Placement, *, reduced: bool = False) -> BufferSpec:
         dtype = sum_dtype(self._dtype) if reduced else self._dtype
-        return BufferSpec(self.layout.numel, dtype, placement)
+        return buffer_spec(self.layout.numel, dtype, placement)
 
     def _tensor(self, name: str) -> str:
         return next(slot.name for slot in self.layout.slots if name in slot.spec.names)

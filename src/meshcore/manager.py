@@ -214,6 +214,8 @@ class ChunkManager:
 
     def chunks_of(self, *names: str) -> tuple[Chunk, ...]:
         """The distinct chunks of some tensors, in the plan's order."""
+        if len(names) == 1:
+            return (self._chunks[self._index(names[0])],)
         return tuple(self._chunks[i] for i in sorted({self._index(name) for name in names}))
 
     def releasable_chunks(self) -> tuple[Chunk, ...]:

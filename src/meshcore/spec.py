@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from meshcore.dtypes import is_floating, itemsize
 from meshcore.errors import MeshError, NotInMeshError, SpecError
@@ -85,6 +86,14 @@ class BufferSpec:
 
     def __str__(self) -> str:
         return f"{self.numel} x {self.dtype} {self.placement.value} on {self.memory.value}"
+
+
+@lru_cache(maxsize=4096)
+def buffer_spec(
+    numel: int, dtype: str, placement: Placement, memory: Memory = Memory.DEVICE
+) -> BufferSpec:
+    """A shared ``BufferSpec``: the tables that it is a key of find it by identity."""
+    return BufferSpec(numel, dtype, placement, memory)
 
 
 @dataclass(frozen=True)
