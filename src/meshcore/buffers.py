@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from meshcore.backend import Array, Backend
 from meshcore.ledger import Category, Entry, Ledger
-from meshcore.spec import BufferSpec, Memory
+from meshcore.spec import BufferSpec, Memory, Placement
 
 SHELL_BUDGET_BUFFERS = 4
-"""Shells are kept up to this many times the largest buffer that was freed (per memory kind)."""
+"""Shells are kept up to this many times the largest buffer that was freed (see ShellStore)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -56,14 +56,17 @@ class Shell:
 class ShellStore:
     """Shells by spec, counted as reserved.
 
-    What is kept depends on specs and calls alone, so all ranks keep the same.
+    [Note: equal shells] Which moves need fresh memory, and so an agreement, must be equal on all
+    ranks: what is kept depends on specs and calls alone. Addends (PARTIAL) are opened by each rank
+    for itself, when it has a gradient, so they have a budget of their own and never push out a
+    shell of the others.
     """
 
     def __init__(self, backend: Backend, ledger: Ledger) -> None:
         self._backend = backend
         self._ledger = ledger
         self._by_spec: dict[BufferSpec, list[Shell]] = {}
-        self._largest_freed = dict.fromkeys(Memory, 0)
+        self._largest_freed: dict[tuple[Memory, bool], int] = {}
 
     def __iter__(self) -> Iterator[Shell]:
         for rows in self._by_spec.values():
@@ -89,11 +92,20 @@ class ShellStore:
 
     def keep(self, buffer: Buffer, array: Array, nbytes: int) -> None:
         """Keep what a freed buffer left; the oldest ones go beyond the budget."""
-        memory = buffer.spec.memory
-        self._largest_freed[memory] = max(self._largest_freed[memory], nbytes)
-        entry = Entry(buffer.name, buffer.category, memory, nbytes)
+        kind = _budget_of(buffer.spec)
+        largest = max(self._largest_freed.get(kind, 0), nbytes)
+        self._largest_freed[kind] = largest
+        entry = Entry(buffer.name, buffer.category, buffer.spec.memory, nbytes)
         self.put_back(Shell(buffer.key, buffer.spec, array, entry))
-        self.shrink(memory, SHELL_BUDGET_BUFFERS * self._largest_freed[memory])
+        shells = sorted(
+            (shell for shell in self if _budget_of(shell.spec) == kind), key=lambda shell: shell.key
+        )
+        held = sum(shell.entry.nbytes for shell in shells)
+        for shell in shells:
+            if held <= SHELL_BUDGET_BUFFERS * largest:
+                break
+            self._drop(shell)
+            held -= shell.entry.nbytes
 
     def shrink(self, memory: Memory, keep_nbytes: int = 0) -> None:
         """Drop the oldest shells of a memory until at most ``keep_nbytes`` are left."""
@@ -126,3 +138,8 @@ class ShellStore:
             if gone or not any(self._backend.nbytes(shell.array).values()):
                 self._by_spec[shell.spec].remove(shell)
                 self._ledger.unreserve(shell.key)
+
+
+def _budget_of(spec: BufferSpec) -> tuple[Memory, bool]:
+    """See [Note: equal shells]."""
+    return spec.memory, spec.placement is Placement.PARTIAL

@@ -261,7 +261,8 @@ class Pool:
         spec: BufferSpec,
         scratch_of: tuple[BufferSpec, ...],
     ) -> tuple[Buffer, list[Buffer]]:
-        if not scratch_of and (self._one_process or self._shells.count(spec)):
+        steady = self._shells.count(spec) and not self.limits
+        if not scratch_of and (self._one_process or steady):
             return self._open_alone(name, category, spec, zero=False), []  # nothing to agree on
         wanted = [(name, spec), *((name, s) for s in scratch_of)]
         first, *rest = self._allocate_all(kind, wanted, category)
@@ -285,7 +286,8 @@ class Pool:
         """Open destination and scratch, on all ranks or on none. See [Note: agreement]."""
         if not wanted:
             return []
-        fresh = self._needs_fresh([spec for _, spec in wanted])
+        # Under limits shells go by what a rank holds, which may differ: ask every time.
+        fresh = bool(self.limits) or self._needs_fresh([spec for _, spec in wanted])
         agrees = fresh and not self._one_process and self.roles.group_size(kind) > 1
         for last in (False, True):
             opened: list[Buffer] = []

@@ -79,3 +79,23 @@ def test_shells_are_given_up_under_a_limit():
             assert held <= limit
             assert backend.live_nbytes()[0][mc.Memory.DEVICE] == held
             manager.release(name)
+
+
+def test_addends_that_only_some_ranks_open_never_push_out_other_shells():
+    """Else ranks would disagree about which gathers need an agreement, and wait for ever."""
+    specs = [mc.ParamSpec(f"t{numel}", (numel,), group=f"g{numel}") for numel in range(1, 31)]
+    with make(CountingBackend(line(0, 1).roles(), TORCH_LIKE), specs) as manager:
+        manager.load_zeros()
+        names = [spec.name for spec in specs]
+        for name in names:
+            manager.access(name)
+            manager.release(name)
+        shells = manager.pool._shells
+        whole = [s.spec for s in shells if s.spec.placement is mc.Placement.REPLICATED]
+        assert whole
+        for name in names:  # the gradients of this rank, which another one may not have
+            manager.accumulate_grad(name, np.ones(manager.plan.find(name)[1].shape, np.float32))
+        manager.zero_grads()
+        assert any(s.spec.placement is mc.Placement.PARTIAL for s in shells)
+        assert [s.spec for s in shells if s.spec.placement is mc.Placement.REPLICATED] == whole
+        manager.audit()
