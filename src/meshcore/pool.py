@@ -7,7 +7,7 @@ when they fail: that buffer is closed, marked broken and named, and never used a
 [Note: agreement] A collective that needs memory which no shell offers could run out of it on one
 rank alone and leave the others waiting. So destination and scratch are allocated first, the ranks
 exchange whether that worked, and only then the collective is issued. Which moves need fresh memory
-is equal on all ranks, because shells come and go by specs alone.
+is equal on all ranks, because shells (and counts of live buffers) come and go by specs alone.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Pool:
         self._next_key = 0
         self._scratch_cache: dict[tuple[BufferSpec, BufferSpec, bool], tuple[Any, ...]] = {}
         self._nbytes_cache: dict[BufferSpec, int] = {}
+        self._live_count: dict[BufferSpec, int] = {}
+        self._most_live: dict[BufferSpec, int] = {}
         self._closed = False
         local = backend.local_ranks
         self._one_process = len(local) == backend.mesh.size or not backend.profile.has_data
@@ -98,6 +100,9 @@ class Pool:
         self._next_key = key + 1
         buffer = Buffer(key, name, spec, category, array)
         self._live[key] = buffer
+        count = self._live_count[spec] = self._live_count.get(spec, 0) + 1
+        if count > self._most_live.get(spec, 0):
+            self._most_live[spec] = count
         self.ledger.open(key, Entry(name, category, spec.memory, self._nbytes(spec)))
         if self.check:
             try:
@@ -261,8 +266,8 @@ class Pool:
         spec: BufferSpec,
         scratch_of: tuple[BufferSpec, ...],
     ) -> tuple[Buffer, list[Buffer]]:
-        steady = self._shells.count(spec) and not self.limits
-        if not scratch_of and (self._one_process or steady):
+        steady = self._one_process or not (self.limits or self._needs_fresh([spec]))
+        if steady and not scratch_of:
             return self._open_alone(name, category, spec, zero=False), []  # nothing to agree on
         wanted = [(name, spec), *((name, s) for s in scratch_of)]
         first, *rest = self._allocate_all(kind, wanted, category)
@@ -306,16 +311,29 @@ class Pool:
                 return opened
             self._abandon(opened)
             self._shells.drop_specs([spec for _, spec in wanted])
+            for _, spec in wanted:  # some ranks got further than others: start again as equals
+                self._most_live[spec] = self._live_count.get(spec, 0)
             if last or not any(True for _ in self._shells):
                 raise problem or self.peer_out_of_memory(*wanted[0], failures)
             self._shells.drop_all()
         raise BackendError("unreachable: the second attempt returns or raises")
 
     def _needs_fresh(self, specs: Sequence[BufferSpec]) -> bool:
+        """Whether buffers of these specs take memory that they did not have before.
+
+        Where freed buffers leave no shells, an allocator below the backend keeps their memory: what
+        was alive at once before needs nothing new.
+        """
         need: dict[BufferSpec, int] = {}
         for spec in specs:
             need[spec] = need.get(spec, 0) + 1
-        return any(self._shells.count(spec) < count for spec, count in need.items())
+        keeps = self.backend.profile.shells
+        return any(
+            self._shells.count(spec) < count
+            if spec.memory in keeps
+            else self._live_count.get(spec, 0) + count > self._most_live.get(spec, 0)
+            for spec, count in need.items()
+        )
 
     def exchange(self, own: Mapping[int, bytes]) -> Mapping[int, bytes]:
         """All-gather small payloads; no traffic where this process speaks for the whole mesh."""
@@ -512,6 +530,7 @@ class Pool:
         buffer.live = False
         buffer.array = None
         del self._live[buffer.key]
+        self._live_count[buffer.spec] -= 1
         self.ledger.close(buffer.key)
 
     def discard(self, *buffers: Buffer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from manager_profiles import STAGED, TORCH_LIKE
@@ -99,3 +101,26 @@ def test_addends_that_only_some_ranks_open_never_push_out_other_shells():
         assert any(s.spec.placement is mc.Placement.PARTIAL for s in shells)
         assert [s.spec for s in shells if s.spec.placement is mc.Placement.REPLICATED] == whole
         manager.audit()
+
+
+@pytest.mark.parametrize("shells", [frozenset(mc.Memory), frozenset()], ids=["shells", "none"])
+def test_ranks_agree_about_memory_only_while_it_is_new(shells):
+    specs = [mc.ParamSpec("a", (16,), group="a"), mc.ParamSpec("b", (12,), group="b")]
+    backend = CountingBackend(line(0, 1).roles(), replace(TORCH_LIKE, shells=shells))
+    with make(backend, specs) as manager:
+        manager.load_zeros()
+        manager.pool._one_process = False  # as if there were another process to agree with
+        asked = []
+        agree = manager.pool.agree
+        manager.pool.agree = lambda problem: asked.append(problem) or agree(problem)
+        for turn in range(3):
+            for name in ("a", "b"):
+                manager.access(name)
+                manager.accumulate_grad(name, np.ones(manager.plan.find(name)[1].shape, np.float32))
+                manager.release(name)
+            manager.reduce_grads()
+            manager.zero_grads()
+            if turn == 0:
+                assert asked
+                asked.clear()
+        assert asked == []
