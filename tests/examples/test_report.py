@@ -107,9 +107,9 @@ def test_the_pictures_are_drawn(runs, tmp_path):
 @pytest.mark.jax
 @pytest.mark.timeout(600)
 def test_a_short_demo_writes_its_result(tmp_path):
-    from conftest import EXAMPLES
+    import demo
 
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--steps", "3", "--out", str(tmp_path)]
+    command = [sys.executable, demo.__file__, "--steps", "3", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
